@@ -2,24 +2,29 @@
 
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from rmq_spark.datasource.plan.offsets import decode_reported, read_reported
+from rmq_spark.datasource.plan.offsets import (
+    decode_offset,
+    decode_queues,
+    decode_reported,
+    initial_offset,
+    read_reported,
+)
+from rmq_spark.datasource.plan.planning import ranges_between
 from rmq_spark.joined_collectors import add_collectors, remove_collectors
 from rmq_spark.metric_table import BUCKETS_S, COUNTER, HISTOGRAM, METRICS, Labels, make_families
 from rmq_spark.metrics import MeasuredPlace, MetricsServer, PlaceCollector, load_client
 from rmq_spark.store import lag_at
 from rmq_spark.store.backend import Capability
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.model import QueueKey, QueueRange
 from rmq_spark.store.places import from_mark
 
 if TYPE_CHECKING:
@@ -59,6 +64,12 @@ class QueryCounts:
             counts = self._times.setdefault((query,), [0.0] * (len(BUCKETS_S) + 2))
             counts[sum(seconds > bound for bound in BUCKETS_S)] += 1
             counts[-1] += seconds
+
+    def replace(self, name: str, query: str, values: Mapping[Labels, float]) -> None:
+        """Set the values of a gauge of a query, and remove its others."""
+        with self._lock:
+            others = {labels: value for labels, value in self._values[name].items() if labels[0] != query}
+            self._values[name] = {**others, **values}
 
     def forget_gauges(self, query: str) -> None:
         """Remove the gauges of a query that has ended. Its counters remain."""
@@ -170,11 +181,13 @@ class MetricsListener(StreamingQueryListener):
         counts.add("rmq_query_last_batch_timestamp_seconds", (name,), began)
         if progress.sink.numOutputRows >= 0:
             counts.add("rmq_query_sink_rows_total", (name,), progress.sink.numOutputRows)
+        lags: dict[Labels, float] = {}
         for source in progress.sources:
             try:
-                self._count_source(name, str(progress.runId), source)
+                self._count_source(name, str(progress.runId), source, lags)
             except Exception as error:
                 self._log_failure(progress, error)
+        counts.replace("rmq_query_lag_messages", name, lags)
 
     def _log_failure(self, progress: Any, error: Exception) -> None:
         run = str(progress.runId)
@@ -188,36 +201,35 @@ class MetricsListener(StreamingQueryListener):
                 error,
             )
 
-    def _count_source(self, name: str, run: str, source: Any) -> None:
-        """Count the rows of a source, and its lag. Another kind of source is left out."""
+    def _count_source(self, name: str, run: str, source: Any, lags: dict[Labels, float]) -> None:
+        """Count the rows of a source, and add the lag of its queues to `lags`. Another kind of source is left out.
+
+        The lag is not known in the queues of a broker that is away, and in a batch that Spark repeats.
+        """
         end = read_reported(source.endOffset)
         if not isinstance(end.get("@"), Mapping):
             return
         self._counts.add("rmq_query_rows_total", (name,), source.numInputRows)
-        latest = read_reported(source.latestOffset) or end
-        ends, known = decode_reported(end), decode_reported(latest)
-        for queue, offset in ends.items():
-            labels = (name, queue.topic, queue.broker, str(queue.queue_id))
-            self._counts.add("rmq_query_lag_messages", labels, max(known.get(queue, offset) - offset, 0))
-        ranges = list(_ranges(decode_reported(read_reported(source.startOffset)), ends))
-        self._count_of_member(name, run, latest.get("@", {}), ranges)
+        latest = read_reported(source.latestOffset)
+        mark, known = latest.get("@", {}), decode_reported(latest)
+        others = decode_queues(mark.get("others", {}))
+        for queue, offset in decode_reported(end).items():
+            if queue in known and queue not in others:
+                labels = (name, queue.topic, queue.broker, str(queue.queue_id))
+                lags[labels] = max(known[queue] - offset, 0)
+        if "group" in mark:
+            self._count_of_member(name, run, mark, read_reported(source.startOffset) or initial_offset(), end)
 
-    def _count_of_member(self, name: str, run: str, mark: Mapping[str, Any], ranges: list[QueueRange]) -> None:
+    def _count_of_member(
+        self, name: str, run: str, mark: Mapping[str, Any], start: Mapping[str, Any], end: Mapping[str, Any]
+    ) -> None:
         """Count the bytes of a source that is a member of a group, and measure its group until the run ends."""
-        if "group" not in mark:
-            return
         location, group = from_mark(mark), str(mark["group"])
         place = str(mark.get("path") or mark["nameServer"])
         self._groups.add(MeasuredPlace(place, location, lambda _: lag_at(location, group), (group,)), run)
         if Capability.SIZES in location.capabilities:
+            ranges = ranges_between(decode_offset(start), decode_offset(end))
             with contextlib.closing(location.open()) as backend:
                 assert backend.sizes is not None
                 backend.refresh()
                 self._counts.add("rmq_query_bytes_total", (name,), sum(backend.sizes.measure(ranges).values()))
-
-
-def _ranges(begins: Mapping[QueueKey, int], ends: Mapping[QueueKey, int]) -> Iterator[QueueRange]:
-    """Yield the ranges of a batch. Queues are left out in their first batch, because Spark reports no begin of it."""
-    for queue, end in ends.items():
-        if begins.get(queue, math.inf) < end:
-            yield QueueRange(queue, begins[queue], end)

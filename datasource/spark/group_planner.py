@@ -19,7 +19,7 @@ from rmq_spark.datasource.plan.group_placement import (
     offsets_of,
     place_queue,
 )
-from rmq_spark.datasource.plan.offsets import StreamOffset
+from rmq_spark.datasource.plan.offsets import StreamOffset, encode_queues
 from rmq_spark.datasource.plan.own_offsets import OwnOffsets, QueryHistory
 from rmq_spark.datasource.plan.planning import Bounds, find_ahead
 from rmq_spark.datasource.spark.batch_locks import BatchLocks
@@ -333,6 +333,9 @@ def mark_of(
 ) -> dict[str, Any]:
     """Return the metadata for the latest offset: the names of group, member and place, and the query's total lag.
 
+    With assignment=shared it has the queues of `positions` that other members own, as `others`: an offset keeps the
+    position of a queue that the query has given up.
+
     The lag is that of the query's queues after `positions`: lagMessages, and if at most 100 queues lag also lagBytes
     and secondsBehind. The names have the same meaning as in `rmq_spark.group_lag`, which returns them for each queue;
     here they are the sums, and the maximum of secondsBehind. `now_ms` is in ms since the epoch.
@@ -348,6 +351,9 @@ def mark_of(
     progress["batch"] = query.batches  # with this number the session's listener identifies the batch that ended
     if query.terms.assignment == "shared":
         progress["shared"] = True
+        others = {queue: position for queue, position in positions.items() if not assignment.has(queue)}
+        if others:
+            progress["others"] = encode_queues(others)
     progress |= {"commit": query.terms.commit, "lagMessages": sum(part.count for part in backlog)}
     sizes = view.backend.sizes
     if len(backlog) > _MEASURED_QUEUES or sizes is None:
