@@ -22,9 +22,9 @@ from rmq_spark.command.tables import show
 def brokers(name_server: str, as_data: bool, **cluster: Any) -> None:
     """List the masters (brokerId 0) and slaves of a cluster.
 
-    Rates are messages per second in the last 10 s. diskUsed is the used share of the commit log's disk. A broker that
-    does not answer is named on stderr. --json also prints messages since midnight, and the times of the first message
-    and of the start.
+    Rates are messages per second in the last 10 s. diskUsed is the used share of the commit log's disk, in --json a
+    number from 0 to 1. A broker that does not answer is named on stderr. --json also prints messages since midnight,
+    and the times of the first message and of the start.
     """
     with waiting("asking brokers"):
         states = rmq_spark.cluster_brokers(name_server, **cluster_arguments(cluster))
@@ -39,7 +39,7 @@ def brokers(name_server: str, as_data: bool, **cluster: Any) -> None:
             "outRate": one.out_rate,
             "inToday": one.in_today,
             "outToday": one.out_today,
-            "diskUsed": None if one.disk_used is None or one.disk_used < 0 else f"{one.disk_used:.0%}",
+            "diskUsed": None if one.disk_used is None or one.disk_used < 0 else one.disk_used,
             "earliestTimestamp": _time(one.earliest_ms),
             "bootTimestamp": _time(one.boot_ms),
             "isActive": one.is_active,
@@ -49,7 +49,9 @@ def brokers(name_server: str, as_data: bool, **cluster: Any) -> None:
     ]
     columns = ("cluster", "brokerName", "brokerId", "address", "version", "inRate", "outRate", "diskUsed")
     nothing = "The name servers list no broker. After a restart of a name server wait 30 s."
-    show(rows, columns, as_data=as_data, nothing=nothing, optional=("cluster", "diskUsed", "version"))
+    shares = [None if row["diskUsed"] is None else f"{row['diskUsed']:.0%}" for row in rows]
+    shown = rows if as_data else [{**row, "diskUsed": share} for row, share in zip(rows, shares, strict=True)]
+    show(shown, columns, as_data=as_data, nothing=nothing, optional=("cluster", "diskUsed", "version"))
     for row in rows:
         if row["problem"]:
             say(f"{row['brokerName']} {row['brokerId']}: {row['problem']}")
