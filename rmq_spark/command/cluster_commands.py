@@ -128,7 +128,7 @@ def stats(
             "problem": None if one.problem is None else printable(typed(one.problem)),
         }
         for one in rates
-        if not active or one.in_day or one.out_day
+        if not active or one.in_day or one.out_day or one.problem is not None
     ]
     columns = ("topic", "group", "inRate", "outRate", "inDay", "outDay", "lagMessages")
     optional = (("inDay", "outDay"),)  # one without the other misleads

@@ -133,6 +133,8 @@ def test_stats_shows_the_other_topics_if_one_is_unknown(run_cluster: RunCluster,
     ran = rmq("stats", "-n", cluster.address, "gone", "orders")
     assert (ran.status, ran.out.count("orders")) == (0, 1)
     assert ran.err.startswith("gone: ")
+    (row,) = rmq("stats", "-n", cluster.address, "gone", "orders", "--active", "--json").rows
+    assert (row["topic"], row["problem"] is None) == ("gone", False)
     ran = rmq("stats", "-n", cluster.address, "gone")
     assert (ran.status, ran.out) == (1, "")
 
