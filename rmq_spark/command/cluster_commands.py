@@ -10,7 +10,7 @@ import rmq_spark
 from rmq_spark.command.cluster_options import ADMIN_CLUSTER, cluster_arguments
 from rmq_spark.command.completion import complete_groups, complete_topics
 from rmq_spark.command.output import printable, rows_of, say, typed, waiting
-from rmq_spark.command.parameters import as_data, examples
+from rmq_spark.command.parameters import as_data, examples, perm_text
 from rmq_spark.command.place import PathFirstCommand, Place, takes_place
 from rmq_spark.command.queue_views import expand_topics
 from rmq_spark.command.tables import show
@@ -68,7 +68,8 @@ def _time(time_ms: int | None) -> datetime | None:
 def route(name_server: str, topic: str, as_data: bool, **cluster: Any) -> None:
     """Show which brokers have TOPIC, as the name servers list them: queues, permission and addresses.
 
-    perm is a sum: 4 read, 2 write, 1 inherit. master is empty while a broker's master is away.
+    perm has the letters r (read), w (write) and x (new topics inherit it), or is none. master is empty while a broker's
+    master is away.
     """
     with waiting("asking name servers"):
         entries = rmq_spark.cluster_routes(name_server, topic, **cluster_arguments(cluster))
@@ -77,7 +78,7 @@ def route(name_server: str, topic: str, as_data: bool, **cluster: Any) -> None:
             "topic": one.topic,
             "cluster": one.cluster,
             "brokerName": one.broker,
-            "perm": one.perm,
+            "perm": perm_text(one.perm),
             "readQueues": one.read_queues,
             "writeQueues": one.write_queues,
             "master": one.master,

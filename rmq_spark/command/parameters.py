@@ -50,6 +50,16 @@ class Moment(click.ParamType):
         return max(0, round(moment.timestamp() * 1000))
 
 
+# The permission of a topic: a sum of 4 read, 2 write, 1 inherit (PermName).
+PERMS = {"rw": 6, "r": 4, "w": 2, "rwx": 7, "rx": 5, "wx": 3, "x": 1, "none": 0}
+_PERM_TEXTS = {number: text for text, number in PERMS.items()}
+
+
+def perm_text(perm: int) -> str:
+    """Return a topic's permission as `--perm` takes it. One with a bit that only later brokers know is a number."""
+    return _PERM_TEXTS.get(perm, str(perm))
+
+
 class Size(click.ParamType):
     """A size in bytes: `1048576`, `64k`, `16m`, `1g`."""
 

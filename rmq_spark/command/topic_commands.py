@@ -12,11 +12,10 @@ import rmq_spark
 from rmq_spark.command.cluster_options import ADMIN_CLUSTER, cluster_arguments
 from rmq_spark.command.completion import complete_topics
 from rmq_spark.command.output import say, waiting
-from rmq_spark.command.parameters import Size, as_data, examples, lock_timeout, network_store
+from rmq_spark.command.parameters import PERMS, Size, as_data, examples, lock_timeout, network_store, perm_text
 from rmq_spark.command.place import Place, PlaceCommand, reads_place
 from rmq_spark.command.tables import show
 
-_PERMS = {"rw": 6, "r": 4, "w": 2}
 _OF_STORES = ("segment_bytes", "message_delay_level", "timer_max_delay_sec", "broker_version")
 _OF_CLUSTERS = ("read_queues", "write_queues", "perm", "attributes", "cluster_name", "brokers", "alter")
 _NOT_DELETED = 1
@@ -51,7 +50,11 @@ _NOT_DELETED = 1
 @click.option(
     "--write-queues", type=click.IntRange(min=0), help="Queues for writing on each broker.  [default: --queues]"
 )
-@click.option("--perm", type=click.Choice([*_PERMS]), help="Whether clients may read and write.  [default: rw]")
+@click.option(
+    "--perm",
+    type=click.Choice([*PERMS]),
+    help="Whether clients may read (r) and write (w), and new topics inherit it (x).  [default: rw]",
+)
 @click.option(
     "--attribute", "attributes", multiple=True, metavar="NAME=VALUE", help="Attribute of a topic (5.x). Repeatable."
 )
@@ -114,7 +117,7 @@ def _create_in_cluster(
     if not topics:
         raise click.UsageError("Missing argument 'TOPIC...'. Give it after --name-server HOST:PORT.")
     read, write = (queues if wanted[name] is None else wanted[name] for name in ("read_queues", "write_queues"))
-    perm = None if wanted["perm"] is None else _PERMS[wanted["perm"]]
+    perm = None if wanted["perm"] is None else PERMS[wanted["perm"]]
     attributes = dict(_attribute(text) for text in wanted["attributes"])
     rows: list[dict[str, Any]] = []
     with _shown_at_the_end(rows, ("topic", "brokerName", "change", "readQueues", "writeQueues", "perm"), as_data):
@@ -161,7 +164,7 @@ def _changed_row(topic: str, one: Any) -> dict[str, Any]:
         "change": change,
         "readQueues": one.after.read_queue_count,
         "writeQueues": one.after.write_queue_count,
-        "perm": one.after.perm,
+        "perm": perm_text(one.after.perm),
         "attributes": dict(one.after.attributes),
     }
 

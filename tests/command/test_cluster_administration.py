@@ -46,8 +46,8 @@ def test_route_joins_the_answers_of_all_name_servers(run_cluster: RunCluster, rm
     cluster.name_servers[0].forget("broker-a")
     rows = rmq("route", "-n", cluster.address, "orders", "--json").rows
     assert [(row["brokerName"], row["perm"], row["readQueues"], row["writeQueues"]) for row in rows] == [
-        ("broker-a", 6, 2, 2),
-        ("broker-b", 6, 2, 2),
+        ("broker-a", "rw", 2, 2),
+        ("broker-b", "rw", 2, 2),
     ]
     assert rows[0]["master"] == cluster.brokers["broker-a"].address
     ran = rmq("route", "-n", cluster.address, "order")
@@ -190,9 +190,21 @@ def test_create_creates_and_leaves_existing_topics(run_cluster: RunCluster, rmq:
     assert [one.read_queues for one in topics.values() if one] == [2, 3]
     rows = rmq("create", "-n", cluster.address, "new", "--broker", "broker-b", "--perm", "r", "--json").rows
     assert [(row["brokerName"], row["change"], row["readQueues"], row["perm"]) for row in rows] == [
-        ("broker-b", "created", 4, 4)
+        ("broker-b", "created", 4, "r")
     ]
     assert topics_of(cluster, "new")["broker-a"] is None
+
+
+@pytest.mark.parametrize("perm", range(8))
+def test_a_permission_is_given_as_it_is_printed(run_cluster: RunCluster, rmq: Rmq, perm: int) -> None:
+    cluster = run_cluster(release="5.3")
+    cluster.create_topic("orders", queues=1, perm=perm)
+    (row,) = rmq("route", "-n", cluster.address, "orders", "--json").rows
+    assert row["perm"] == ("none", "x", "w", "wx", "r", "rx", "rw", "rwx")[perm]
+    (row,) = rmq("create", "-n", cluster.address, "again", "--perm", row["perm"], "--json").rows
+    topic = topics_of(cluster, "again")["broker-a"]
+    assert topic is not None
+    assert (topic.perm, row["perm"]) == (perm, ("none", "x", "w", "wx", "r", "rx", "rw", "rwx")[perm])
 
 
 @each_release
@@ -200,7 +212,7 @@ def test_alter_changes_only_what_is_given(run_cluster: RunCluster, rmq: Rmq, rel
     cluster = run_cluster(release=release)
     cluster.create_topic("orders", queues=2, perm=4, sys_flag=1)
     (row,) = rmq("create", "-n", cluster.address, "orders", "--alter", "--read-queues", 5, "--json").rows
-    assert (row["change"], row["readQueues"], row["writeQueues"], row["perm"]) == ("altered", 5, 2, 4)
+    assert (row["change"], row["readQueues"], row["writeQueues"], row["perm"]) == ("altered", 5, 2, "r")
     topic = topics_of(cluster, "orders")["broker-a"]
     assert topic is not None
     assert (topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag) == (5, 2, 4, 1)
