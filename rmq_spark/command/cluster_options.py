@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from rmq_spark.command.default_place import NAME_SERVER_VARIABLE, note_default_place
+from rmq_spark.command.default_place import NAME_SERVER_VARIABLE, argument_words, is_path, note_default_place
 from rmq_spark.command.parameters import Decorator, together
 
 SECRET_KEY_VARIABLE = "RMQ_SECRET_KEY"
@@ -85,9 +85,41 @@ def _note_environment(ctx: click.Context, param: click.Parameter, value: str) ->
     return value
 
 
+class _RequiredNameServer(click.Option):
+    """The option `--name-server` of a command that only knows clusters. It is part of the usage."""
+
+    def get_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return the words of the usage."""
+        return [f"{self.opts[0]} {self.metavar}"]
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        """Take the value. Raises UsageError, with the next step, if neither a word nor the variable is one."""
+        try:
+            return super().handle_parse_result(ctx, opts, args)
+        except click.MissingParameter:
+            arguments = [one for one in ctx.command.params if isinstance(one, click.Argument)]
+            raise _no_cluster(ctx, [*argument_words(arguments, opts), *args]) from None
+
+
+def _no_cluster(ctx: click.Context, words: list[str]) -> click.UsageError:
+    store = words[0] if words and is_path(words[0]) else None
+    advice = f"Add -n HOST:PORT, or set {NAME_SERVER_VARIABLE}."
+    if store is not None and ctx.info_name in _OF_STORES:
+        advice += f" For a store use `rmq {_OF_STORES[ctx.info_name]}`."
+    return click.UsageError(
+        f"cannot find the cluster: found {'' if store is None else f'the store {store} and '}no -n HOST:PORT; expected "
+        f"the name server of a cluster. {advice}",
+        ctx,
+    )
+
+
+_OF_STORES = {"route": "queues", "stats": "watch"}  # the commands that answer the same of a store
 _REQUIRED_NAME_SERVER = click.option(
     "-n",
     "--name-server",
+    cls=_RequiredNameServer,
     required=True,
     envvar=NAME_SERVER_VARIABLE,
     show_envvar=True,

@@ -53,7 +53,7 @@ def with_default_place(command: click.Command, ctx: click.Context, args: list[st
     if not store and not name_server:
         return args
     given, _, _ = command.make_parser(ctx).parse_args(list(args))
-    words = _words(arguments, given)
+    words = argument_words(arguments, given)
     if isinstance(given.get("name_server"), str) or _has_path(arguments, words):
         return args
     if store and name_server:
@@ -92,7 +92,7 @@ def _require_one_topic(ctx: click.Context, words: list[str], variable: str) -> N
         )
 
 
-def _words(arguments: list[click.Argument], given: Mapping[str, Any]) -> list[str]:
+def argument_words(arguments: list[click.Argument], given: Mapping[str, Any]) -> list[str]:
     """Return the words that are arguments, in their order."""
     found: list[str] = []
     for one in arguments:

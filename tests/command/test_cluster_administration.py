@@ -1,6 +1,7 @@
 """`rmq brokers`, `route`, `stats`, `members`, `create -n` and `delete`: what administrators do every day."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,6 +194,26 @@ def test_create_creates_and_leaves_existing_topics(run_cluster: RunCluster, rmq:
         ("broker-b", "created", 4, "r")
     ]
     assert topics_of(cluster, "new")["broker-a"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "advice"),
+    [
+        (("route", "orders"), "no -n HOST:PORT", "Add -n HOST:PORT"),
+        (("route", "{demo}", "orders"), "the store {demo} and no -n HOST:PORT", "For a store use `rmq queues`."),
+        (("stats", "{demo}"), "the store {demo} and no -n HOST:PORT", "For a store use `rmq watch`."),
+        (("brokers", "{demo}"), "the store {demo} and no -n HOST:PORT", "Add -n HOST:PORT"),
+        (("delete", "./none", "orders"), "the store ./none and no -n HOST:PORT", "Add -n HOST:PORT"),
+    ],
+)
+def test_a_command_for_clusters_explains_that_none_is_given(
+    rmq: Rmq, demo: Path, words: tuple[str, ...], found: str, advice: str
+) -> None:
+    ran = rmq(*(word.format(demo=demo) for word in words))
+    assert (ran.status, ran.out) == (2, "")
+    assert f"Usage: rmq {words[0]} [OPTIONS] -n HOST:PORT" in ran.err
+    assert f"cannot find the cluster: found {found.format(demo=demo)}; expected the name server" in ran.err
+    assert advice in ran.err
 
 
 @pytest.mark.parametrize("perm", range(8))

@@ -56,7 +56,7 @@ def test_doctor_signs_with_keys_of_the_environment_and_of_a_file(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "Missing option '-n' / '--name-server'"),
+        ([], "cannot find the cluster: found no -n HOST:PORT"),
         (["-n", "ns:1", "--tls-verify", "none"], "--tls-verify without --tls has no effect"),
         (["-n", "ns:1", "--access-key", "a"], "environment variable RMQ_SECRET_KEY is missing"),
         (["-n", "ns:1", "--access-key", "a", "--credentials-file", __file__], "cannot be combined"),

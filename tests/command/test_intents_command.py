@@ -191,7 +191,7 @@ def test_skip_of_a_lost_batch_says_how_to_go_on(rmq: Rmq, prepared: RunningClust
     [
         (("intents", "skip", "-n", "ns:1", "ID", "--yes", "all"), "--yes all: expected the number of missing rows"),
         (("intents", "finish", "-n", "ns:1"), "Missing argument 'ID'"),
-        (("intents", "list"), "Missing option '-n' / '--name-server'"),
+        (("intents", "list"), "cannot find the cluster: found no -n HOST:PORT"),
         (("intents", "end", "-n", "ns:1"), "No such command 'end'"),
         (("prepare-sink", "-n", "ns:1"), "Missing option '--ledger-broker'"),
         (("prepare-sink", "-n", "ns:1", "--ledger-broker", "a", "--ledger-broker", "b"), "found a, b; expected one"),
