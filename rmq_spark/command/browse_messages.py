@@ -198,7 +198,7 @@ class FoundScreen(Listing):
 
     def __init__(self, kind: str, word: str, found: Found) -> None:
         super().__init__()
-        self._kind, self._word, self._found, self._count = kind, word, found.rows, found.count
+        self._kind, self._word, self._found, self._total = kind, word, found.rows, found.total
 
     def path(self) -> str:
         return f"{self._kind} {self._word}"
@@ -208,8 +208,8 @@ class FoundScreen(Listing):
             (printable(str(row.queue)), f"{row.offset:,}", cell("", row.stored)[5:], row.preview) for row in self._found
         ]
         self.fill(rows)
-        count = count_text(self._count, "message")
-        is_all = len(rows) == self._count
+        count = count_text(self._total, "message")
+        is_all = len(rows) == self._total
         self.say(count if is_all else f"the first {len(rows)} of {count}; `rmq get --{self._kind}` shows all")
 
     def open_row(self, number: int) -> None:

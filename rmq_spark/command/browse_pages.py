@@ -58,10 +58,10 @@ class MessageRow(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The messages that a search has found: the first `FOUND_MESSAGES` of `count`."""
+    """The messages that a search has found: the first `FOUND_MESSAGES` of `total`."""
 
     rows: list[MessageRow]
-    count: int
+    total: int
 
 
 class TextSearch(NamedTuple):
