@@ -40,11 +40,14 @@ class StoreCommand(click.Command):
 def with_default_place(command: click.Command, ctx: click.Context, args: list[str]) -> list[str]:
     """Return the words of a command with the place of the environment, unless they name a place or ask for help.
 
-    A command that changes the place names it on stderr. Raises UsageError if both variables are set and the command
-    works with both places, or if the first word of `rmq create` may be a new store or a topic.
+    Of a line that a shell completes, the words are those that can be parsed. A command that changes the place names it
+    on stderr. Raises UsageError if both variables are set and the command works with both places, or if the first word
+    of `rmq create` may be a new store or a topic.
     """
     if "--help" in args or "-h" in args:
         return args
+    if ctx.resilient_parsing:
+        args = _without_open_option(command, args)
     arguments = [one for one in command.params if isinstance(one, click.Argument)]
     has_path = any(one.name == "path" for one in arguments)
     has_name_server = any(one.name == "name_server" for one in command.params)
@@ -54,7 +57,7 @@ def with_default_place(command: click.Command, ctx: click.Context, args: list[st
         return args
     given, _, _ = command.make_parser(ctx).parse_args(list(args))
     words = argument_words(arguments, given)
-    if isinstance(given.get("name_server"), str) or _has_path(arguments, words):
+    if isinstance(given.get("name_server"), str) or _has_path(arguments, words, is_unfinished=ctx.resilient_parsing):
         return args
     if store and name_server:
         if ctx.resilient_parsing:
@@ -73,6 +76,12 @@ def with_default_place(command: click.Command, ctx: click.Context, args: list[st
     assert store
     note_default_place(ctx, STORE_VARIABLE, store)
     return [store if not store.startswith("-") else os.path.join(".", store), *args]
+
+
+def _without_open_option(command: click.Command, args: list[str]) -> list[str]:
+    """Return the words without an option at the end whose value is being typed, which would stop the parser."""
+    options = (one for one in command.params if isinstance(one, click.Option) and not one.is_flag)
+    return args[:-1] if args and any(args[-1] in one.opts for one in options) else args
 
 
 def note_default_place(ctx: click.Context, variable: str, place: str) -> None:
@@ -102,12 +111,12 @@ def argument_words(arguments: list[click.Argument], given: Mapping[str, Any]) ->
     return found
 
 
-def _has_path(arguments: list[click.Argument], found: list[str]) -> bool:
-    """Return whether the first word is PATH."""
+def _has_path(arguments: list[click.Argument], found: list[str], *, is_unfinished: bool) -> bool:
+    """Return whether the first word is PATH. More words may follow on a line that is unfinished."""
     if not found:
         return False
     required = sum(one.required or one.name == "path" for one in arguments)
-    if len(found) < required:
+    if len(found) < required and not is_unfinished:
         return False
     has_all = len(found) >= len(arguments) and all(one.nargs == 1 for one in arguments)
     return has_all or is_path(found[0])

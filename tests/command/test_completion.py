@@ -6,7 +6,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from click.shell_completion import get_completion_class
 import rmq_spark
 from rmq_spark.command.all_commands import COMMANDS, make_group
 from rmq_spark.command.default_place import COMPLETION_VARIABLE
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.brokers import RunningCluster
 
 MAIN = "import sys; sys.argv = ['rmq']; from rmq_spark.command import main; main()"
@@ -63,23 +64,53 @@ def proposed(*words: str) -> list[str]:
     return [one.value if one.type == "plain" else one.type for one in found]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_topic_and_group_is_completed(demo: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rmq_spark, "open_reader", lambda **place: rmq_spark.store.open_reader(str(demo)))
-    monkeypatch.setattr(rmq_spark, "groups", lambda **place: ["billing"])
-    command = make_group().get_command(click.Context(make_group()), name)
-    inner = command.commands.items() if isinstance(command, click.Group) else [("", command)]
-    for word, one in inner:
-        params = {param.name: param for param in one.params}  # type: ignore[union-attr]
-        place = ["-n", "ns1:9876"] if "name_server" in params else [str(demo)]
-        start = [name, *([word] if word else []), *place]
-        for parameter, expected in (("topic", "orders"), ("topics", "orders"), ("group", "billing")):
-            if isinstance(params.get(parameter), click.Option):
-                assert expected in proposed(*start, f"--{parameter.removesuffix('s')}", ""), start
-            elif parameter in params:
-                assert expected in proposed(*start, ""), start
-    if name == "watch":
-        assert proposed(name, str(demo), "--group", "") == ["billing"]
+def commands_with(parameter: str) -> Iterator[tuple[list[str], dict[str, click.Parameter]]]:
+    """Yield the words and the parameters of all commands with a parameter."""
+    group = make_group()
+    for name in COMMANDS:
+        command = group.get_command(click.Context(group), name)
+        inner = command.commands.items() if isinstance(command, click.Group) else [("", command)]
+        for word, one in inner:
+            params = {str(param.name): param for param in one.params}  # type: ignore[union-attr]
+            if parameter in params:
+                yield [name, *([word] if word else [])], params
+
+
+def assert_names_are_proposed(start: list[str], params: Mapping[str, click.Parameter]) -> None:
+    """Check that the topics and groups of a place are proposed after the words `start`."""
+    names = {"topic": "orders", "topics": "orders", "sinks": "orders", "group": "billing", "groups": "billing"}
+    for parameter, expected in names.items():
+        if isinstance(option := params.get(parameter), click.Option):
+            assert expected in proposed(*start, option.opts[0], ""), start
+            assert proposed(*start, f"{option.opts[0]}={expected[:3]}") == [expected], start
+    positional = [one.name for one in params.values() if isinstance(one, click.Argument) and one.name != "path"]
+    if positional[:1] in (["topic"], ["topics"], ["group"]):
+        assert ("billing" if positional[0] == "group" else "orders") in proposed(*start, ""), start
+
+
+@pytest.mark.parametrize(("words", "params"), list(commands_with("path")))
+def test_every_topic_and_group_of_a_store_is_completed(
+    demo: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], params: Mapping[str, click.Parameter]
+) -> None:
+    assert_names_are_proposed([*words, str(demo)], params)
+    monkeypatch.setenv("RMQ_STORE", str(demo))
+    assert_names_are_proposed(words, params)
+    monkeypatch.setenv("RMQ_STORE", "/absent")
+    assert_names_are_proposed([*words, str(demo)], params)
+
+
+@pytest.mark.slow
+def test_every_topic_and_group_of_a_cluster_is_completed(
+    run_cluster: Callable[..., RunningCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = run_cluster(release="5.3", brokers=1)
+    cluster.create_topic("orders", queues=1)
+    cluster.broker.offsets.commit("billing", QueueKey("orders", 0), 0)
+    for words, params in commands_with("name_server"):
+        assert_names_are_proposed([*words, "-n", cluster.address], params)
+    monkeypatch.setenv("RMQ_NAME_SERVER", cluster.address)
+    for words, params in commands_with("name_server"):
+        assert_names_are_proposed(words, params)
 
 
 def test_a_word_with_a_slash_is_a_folder(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
