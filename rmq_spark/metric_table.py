@@ -41,6 +41,9 @@ METRICS = {
     ),
     "rmq_group_expired_messages": Metric(GAUGE, "Unread messages that retention has deleted, by queue.", _QUEUE),
     "rmq_group_offset": Metric(GAUGE, "Committed queue offset of a consumer group.", _QUEUE),
+    "rmq_group_away_queues": Metric(
+        GAUGE, "Queues of a consumer group whose broker does not answer.", ("place", "group", "broker")
+    ),
     "rmq_queue_max_offset": Metric(
         GAUGE, "Queue offset that the next message will get.", ("place", "topic", "broker", "queue")
     ),

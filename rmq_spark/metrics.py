@@ -8,26 +8,27 @@ import logging
 import sys
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Self
 
 from rmq_spark.joined_collectors import add_collectors, remove_collectors
 from rmq_spark.metric_table import Labels, make_families
-from rmq_spark.store import Served, group_lag, open_reader
+from rmq_spark.new_lines import NewLines
+from rmq_spark.store import Served, lags_at, open_reader
 from rmq_spark.store.argument_checks import refuse_cluster_options
-from rmq_spark.store.errors import NoPermissionError, NotFoundError, OptionError, RmqError
-from rmq_spark.store.model import QueueBounds
+from rmq_spark.store.errors import OptionError, RmqError
+from rmq_spark.store.model import QueueBounds, QueueKey
 from rmq_spark.store.names import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, check_group_name
 from rmq_spark.store.places import locate, locate_cluster
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from prometheus_client.metrics_core import Metric as Family
     from prometheus_client.registry import Collector, CollectorRegistry
 
+    from rmq_spark.store import GroupLags
     from rmq_spark.store.backend import Location
 
 _LOG = logging.getLogger("rmq_spark")
@@ -49,14 +50,10 @@ Samples = defaultdict[str, dict[Labels, float]]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPlace:
-    """A place, and how to measure the lag of one of its groups, or of all groups (None).
-
-    `name` is the value of the label `place`.
-    """
+    """A place, and the groups whose lag is measured. `name` is the value of the label `place`."""
 
     name: str
     location: "Location"
-    measure_lag: "Callable[[str | None], pa.Table]"
     groups: Collection[str] | None = None  # None: all groups
 
     @property
@@ -69,23 +66,30 @@ class PlaceCollector:
     """A collector of prometheus_client with the metrics of places: the lag of groups, and the deliveries to them.
 
     Thread-safe: `add` and `drop` never wait for a measurement. `monotonic_s` is a clock that never runs back. A place
-    that does not answer has only `rmq_up` 0. The first such answer is logged, and so is the first one that a named
-    group is unknown or forbidden; such a group has no lag.
+    that does not answer has only `rmq_up` 0, and a named group that cannot be measured has no lag. What is wrong is
+    logged once, until it has changed. `measure` returns the lag of groups of a place, of all groups if they are None.
     """
 
     def __init__(
-        self, places: Iterable[MeasuredPlace] = (), *, max_age_s: float = MAX_AGE_S, monotonic_s: Callable[[], float]
+        self,
+        places: Iterable[MeasuredPlace] = (),
+        *,
+        max_age_s: float = MAX_AGE_S,
+        monotonic_s: Callable[[], float],
+        measure: "Callable[[Location, Sequence[str] | None], GroupLags]" = lags_at,
     ) -> None:
         self._places = {place.key: place for place in places}
         self._owners: dict[tuple[str, ...], set[str]] = {}  # of places that were added
-        self._max_age_s, self._monotonic_s = max_age_s, monotonic_s
+        self._max_age_s, self._monotonic_s, self._measure_lags = max_age_s, monotonic_s, measure
         self._lock = threading.Lock()  # for the places
         self._measuring = threading.Lock()  # for all below
         self._measured: Samples = defaultdict(dict)
         self._measured_places: list[tuple[str, ...]] | None = None
         self._measured_s = 0.0
         self._down: set[tuple[str, type[RmqError]]] = set()
-        self._unmeasured: set[tuple[str, str]] = set()
+        self._lines = NewLines()
+        # The queues by place, kind (group or topic) and name. Name servers forget those of a broker that has stopped.
+        self._queues: dict[tuple[str, str, str], set[QueueKey]] = {}
 
     def add(self, place: MeasuredPlace, owner: str) -> None:
         """Measure a place from now on, until `drop` was called for each of its owners.
@@ -115,84 +119,114 @@ class PlaceCollector:
                 places = list(self._places.values())
             now_s, keys = self._monotonic_s(), [place.key for place in places]
             if self._measured_places != keys or now_s - self._measured_s >= self._max_age_s:
-                self._measured, self._measured_s, self._measured_places = self._measure(places), now_s, keys
+                self._measured, self._measured_s, self._measured_places = self._measure(_join(places)), now_s, keys
             return make_families({name: found.items() for name, found in self._measured.items()})
 
     def _measure(self, places: Iterable[MeasuredPlace]) -> Samples:
         samples: Samples = defaultdict(dict)
         down = set[tuple[str, type[RmqError]]]()
-        for place in places:
-            of_place: Samples = defaultdict(dict)
-            try:
-                _add_deliveries(of_place, place, self._add_lags(of_place, place))
-            except RmqError as error:
-                reason = place.name, type(error)
-                if reason not in self._down | down:
-                    _LOG.warning("rmq: %s was not measured, and rmq_up is 0: %s", place.name, error)
-                down.add(reason)
-                samples["rmq_up"][place.name,] = 0
-                continue
-            samples["rmq_up"].setdefault((place.name,), 1)
-            for name, found in of_place.items():
-                samples[name].update(found)
+        with self._lines:
+            self._lines.begin_look()
+            for place in places:
+                of_place: Samples = defaultdict(dict)
+                try:
+                    groups, answering = self._add_lags(of_place, place)
+                    self._add_deliveries(of_place, place, groups, answering)
+                except RmqError as error:
+                    reason = place.name, type(error)
+                    if reason not in self._down | down:
+                        _LOG.warning("rmq: %s was not measured, and rmq_up is 0: %s", place.name, error)
+                    down.add(reason)
+                    samples["rmq_up"][place.name,] = 0
+                    continue
+                samples["rmq_up"].setdefault((place.name,), 1)
+                for name, found in of_place.items():
+                    samples[name].update(found)
         self._down = down
         return samples
 
-    def _add_lags(self, samples: Samples, place: MeasuredPlace) -> set[str]:
-        """Add the lag of each named group, or of all groups if none is named, and return the names of the groups."""
-        if place.groups is None:
-            return _add_lag(samples, place.name, place.measure_lag(None))
-        for group in dict.fromkeys(place.groups):
-            try:
-                table = place.measure_lag(group)
-            except (NotFoundError, NoPermissionError) as error:
-                if (place.name, group) not in self._unmeasured:
-                    _LOG.warning(
-                        "rmq: the lag of consumer group %s of %s was not measured: %s", group, place.name, error
-                    )
-                self._unmeasured.add((place.name, group))
-                continue
-            self._unmeasured.discard((place.name, group))
-            _add_lag(samples, place.name, table)
-        return set(place.groups)
+    def _add_lags(self, samples: Samples, place: MeasuredPlace) -> tuple[set[str], frozenset[str]]:
+        """Add the lag of the place's groups. Return their names, and the brokers that answered."""
+        named = None if place.groups is None else list(dict.fromkeys(place.groups))
+        found = self._measure_lags(place.location, named)
+        for group, error in found.errors.items():
+            _LOG.warning("rmq: the lag of consumer group %s of %s was not measured: %s", group, place.name, error)
+        rows = found.table.to_pylist()
+        _add_lag(samples, place.name, rows)
+        groups = {row["group"] for row in rows} | set(named or ())
+        seen = {name for of, kind, name in self._queues if (of, kind) == (place.name, "group")}
+        for group in groups if named is not None else groups | seen:
+            states = {_queue_of(row): row["state"] for row in rows if row["group"] == group}
+            away = self._away((place.name, "group", group), states, found.answering)
+            away |= {queue for queue, state in states.items() if state == "away"}
+            counts = dict.fromkeys((queue.broker for queue in states if queue.broker), 0) | Counter(
+                queue.broker for queue in away
+            )
+            for broker, count in counts.items():
+                samples["rmq_group_away_queues"][place.name, group, broker] = count
+        return groups, found.answering
+
+    def _away(
+        self, key: tuple[str, str, str], queues: Collection[QueueKey], answering: Collection[str]
+    ) -> set[QueueKey]:
+        """Return those of the queues, and of the earlier queues of the same key, whose broker does not answer."""
+        away = {queue for queue in {*queues, *self._queues.get(key, ())} if queue.broker not in answering}
+        self._queues[key] = away | set(queues)
+        return away
+
+    def _add_deliveries(
+        self, samples: Samples, place: MeasuredPlace, groups: Collection[str], answering: Collection[str]
+    ) -> None:
+        """Add the number of messages that retry and dead-letter topics have had. Expired ones count too.
+
+        A topic with a queue whose broker does not answer is left out, because Prometheus takes a counter that falls for
+        a restart. One of `groups` that has no such topic yet has 0: increase() of Prometheus notices no first message
+        of a series that begins with 1.
+        """
+        with contextlib.closing(place.location.open()) as backend:
+            backend.refresh()
+            for name, prefix in _DELIVERY_TOPICS.items():
+                topics = [
+                    topic
+                    for topic in backend.topics()
+                    if topic.startswith(prefix) and (place.groups is None or topic.removeprefix(prefix) in place.groups)
+                ]
+                found = backend.queues(topics, missing_ok=topics)
+                for topic in {*found, *(prefix + group for group in groups)}:
+                    queues = found.get(topic, [])
+                    if self._away((place.name, "topic", topic), queues, answering):
+                        continue
+                    answers = backend.bounds(queues).values() if queues else ()
+                    if all(isinstance(answer, QueueBounds) for answer in answers):
+                        ends = [answer.max_offset for answer in answers if isinstance(answer, QueueBounds)]
+                        samples[name][place.name, topic.removeprefix(prefix)] = float(sum(ends))
 
 
-def _add_lag(samples: Samples, place: str, table: "pa.Table") -> set[str]:
-    """Add the lag in the table, and return its groups."""
-    groups = set()
-    for row in table.to_pylist():
-        groups.add(row["group"])
-        queue = (row["topic"], row.get("brokerName") or "", str(row["queueId"]))
+def _join(places: Iterable[MeasuredPlace]) -> list[MeasuredPlace]:
+    """Return each place once, with the groups that any of its measurements names."""
+    joined: dict[tuple[str, Location], MeasuredPlace] = {}
+    for place in places:
+        known = joined.setdefault((place.name, place.location), place)
+        is_all = known.groups is None or place.groups is None
+        groups = None if is_all else tuple(dict.fromkeys([*(known.groups or ()), *(place.groups or ())]))
+        joined[place.name, place.location] = replace(known, groups=groups)
+    return list(joined.values())
+
+
+def _queue_of(row: Mapping[str, Any]) -> QueueKey:
+    return QueueKey(row["topic"], row["queueId"], row.get("brokerName") or "")
+
+
+def _add_lag(samples: Samples, place: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add the lag in the rows of a table."""
+    for row in rows:
+        key = _queue_of(row)
+        queue = key.topic, key.broker, str(key.queue_id)
         for name, column in _LAG_COLUMNS.items():
             if row[column] is not None:
                 samples[name][place, row["group"], *queue] = float(row[column])
         if row["maxOffset"] is not None:
             samples["rmq_queue_max_offset"][place, *queue] = float(row["maxOffset"])
-    return groups
-
-
-def _add_deliveries(samples: Samples, place: MeasuredPlace, groups: Collection[str]) -> None:
-    """Add the number of messages that retry and dead-letter topics have had. Expired ones count too.
-
-    One of `groups` that has no such topic yet has 0: increase() of Prometheus notices no first message of a series that
-    begins with 1.
-    """
-    with contextlib.closing(place.location.open()) as backend:
-        backend.refresh()
-        for name, prefix in _DELIVERY_TOPICS.items():
-            topics = [
-                topic
-                for topic in backend.topics()
-                if topic.startswith(prefix) and (place.groups is None or topic.removeprefix(prefix) in place.groups)
-            ]
-            for group in groups:
-                if prefix + group not in topics:
-                    samples[name][place.name, group] = 0.0
-            for topic, queues in backend.queues(topics, missing_ok=topics).items():
-                answers = backend.bounds(queues).values()
-                if answers and all(isinstance(answer, QueueBounds) for answer in answers):
-                    ends = [answer.max_offset for answer in answers if isinstance(answer, QueueBounds)]
-                    samples[name][place.name, topic.removeprefix(prefix)] = float(sum(ends))
 
 
 class CountCollector:
@@ -305,22 +339,14 @@ def _place_of(
     location: Location | None
     if name_server is not None:
         location = locate_cluster(name_server, cluster_options)
-        options = dict(cluster_options)
-        return MeasuredPlace(
-            name_server,
-            location,
-            lambda group: group_lag(name_server=name_server, group=group, **options).table,
-            groups,
-        )
+        return MeasuredPlace(name_server, location, groups)
     refuse_cluster_options("serve_metrics", cluster_options)
     logs = None if commit_log_path is None else commit_log_path.split(",")
     location = locate({"path": str(path), "commitLogPath": logs})
     assert location is not None
     root = str(location.mark()["path"])
     open_reader(root, commit_log_path=commit_log_path).close()
-    return MeasuredPlace(
-        root, location, lambda group: group_lag(root, group, commit_log_path=commit_log_path).table, groups
-    )
+    return MeasuredPlace(root, location, groups)
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -22,7 +22,6 @@ from rmq_spark.datasource.plan.planning import ranges_between
 from rmq_spark.joined_collectors import add_collectors, remove_collectors
 from rmq_spark.metric_table import BUCKETS_S, COUNTER, HISTOGRAM, METRICS, Labels, make_families
 from rmq_spark.metrics import MeasuredPlace, MetricsServer, PlaceCollector, load_client
-from rmq_spark.store import lag_at
 from rmq_spark.store.backend import Capability
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.places import from_mark
@@ -226,7 +225,7 @@ class MetricsListener(StreamingQueryListener):
         """Count the bytes of a source that is a member of a group, and measure its group until the run ends."""
         location, group = from_mark(mark), str(mark["group"])
         place = str(mark.get("path") or mark["nameServer"])
-        self._groups.add(MeasuredPlace(place, location, lambda _: lag_at(location, group), (group,)), run)
+        self._groups.add(MeasuredPlace(place, location, (group,)), run)
         if Capability.SIZES in location.capabilities:
             ranges = ranges_between(decode_offset(start), decode_offset(end))
             with contextlib.closing(location.open()) as backend:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         group_offsets,
         groups,
         lag_at,
+        lags_at,
         reset_offsets,
     )
     from rmq_spark.store.delivery.dead_letters import Republished, pending_transactions
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.format.message_encoder import MESSAGE_COLUMNS
     from rmq_spark.store.group.final_commit import commit_final_offsets
     from rmq_spark.store.group.group_session import GroupSession
+    from rmq_spark.store.group_tables import GroupLags
     from rmq_spark.store.log.store_reader import StoreReader
     from rmq_spark.store.model import CommitKey
     from rmq_spark.store.opening import close, examine_cluster, open_consumer, open_reader, open_store
@@ -80,6 +82,7 @@ __all__ = [
     "DeliveryScheduler",
     "Expression",
     "GroupLag",
+    "GroupLags",
     "GroupSession",
     "GroupTerms",
     "Producer",
@@ -127,6 +130,7 @@ __all__ = [
     "groups",
     "import_parquet",
     "lag_at",
+    "lags_at",
     "open_consumer",
     "open_intents",
     "open_reader",
@@ -163,7 +167,7 @@ _MODULES = {
     "cluster_administration": (
         "cluster_brokers cluster_rates cluster_routes create_cluster_topic delete_cluster_topic"
     ),
-    "consumer_groups": "group_lag group_members group_offsets groups lag_at reset_offsets",
+    "consumer_groups": "group_lag group_members group_offsets groups lag_at lags_at reset_offsets",
     "exact_sinks": "finish_intent open_intents prepare_sink skip_intent",
     "delivery.dead_letters": "pending_transactions Republished",
     "republishing": "republish_dead_letters",
@@ -176,6 +180,7 @@ _MODULES = {
     "format.message_encoder": "MESSAGE_COLUMNS",
     "group.final_commit": "commit_final_offsets",
     "group.group_session": "GroupSession",
+    "group_tables": "GroupLags",
     "log.store_reader": "StoreReader",
     "parquet_copies": "export_parquet import_parquet",
     "tools.check": "check",

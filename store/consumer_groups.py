@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.backend import Location
     from rmq_spark.store.cluster.address import ClusterAddress
     from rmq_spark.store.cluster.backend import ClusterBackend
+    from rmq_spark.store.group_tables import GroupLags
     from rmq_spark.store.model import QueueKey
     from rmq_spark.store.places import ClusterArguments
     from rmq_spark.store.reset_arguments import ResetTo
@@ -211,6 +212,36 @@ def lag_at(location: "Location", group: str) -> "pa.Table":
 
     with _backend_of(location) as backend:
         return measure_lag(backend, group, wall_clock_ms())
+
+
+def lags_at(location: "Location", groups: "Sequence[str] | None") -> "GroupLags":
+    """Return the lag of groups in a place, all groups if `groups` is None, as the table of `group_lag`.
+
+    A cluster is asked for all of them at the same time. A group that is unknown or that a broker refuses has an error
+    in the result. Raises BackendUnavailableError if no broker answers.
+    """
+    from rmq_spark.store.cluster.address import ClusterAddress
+    from rmq_spark.store.group_tables import GroupLags
+
+    if isinstance(location, ClusterAddress):
+        from rmq_spark.store.cluster.group_lag import measure_lags
+        from rmq_spark.store.disk.clock import wall_clock_ms
+
+        with _backend_of(location) as backend:
+            return measure_lags(backend, groups, wall_clock_ms())
+    from pyarrow import concat_tables
+
+    from rmq_spark.store.errors import NotFoundError
+    from rmq_spark.store.group import admin
+    from rmq_spark.store.group_tables import LAG
+
+    mark, tables, errors = location.mark(), [LAG.empty_table()], {}
+    for group in (None,) if groups is None else groups:
+        try:
+            tables.append(admin.group_lag(mark["path"], group, commit_log_path=mark.get("commitLogPath")))
+        except NotFoundError as error:
+            errors[str(group)] = error
+    return GroupLags(concat_tables(tables), errors)
 
 
 @overload

@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from rmq_spark.store.backend import BROKER_NAME
+from rmq_spark.store.errors import RmqError
 from rmq_spark.store.model import QueueBounds, QueueKey
 
 OK, NONE, EXPIRED, AHEAD, GONE, AWAY = "ok", "none", "expired", "ahead", "gone", "away"
@@ -94,6 +95,15 @@ class QueueLag:
     expired: int | None = None
     next_stored_ms: int | None = None  # store time of the next unread message
     last_stored_ms: int | None = None  # store time of the last consumed message
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLags:
+    """The lag of some groups as a table, the errors of the others, and the brokers that answered ("" in a store)."""
+
+    table: pa.Table
+    errors: Mapping[str, RmqError]
+    answering: frozenset[str] = frozenset({""})
 
 
 def unread_range(offset: int | None, bounds: QueueBounds) -> tuple[str, int, int]:

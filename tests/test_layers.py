@@ -99,7 +99,7 @@ ONLY = {
     "selectors": "store.testing.brokers",
     "subprocess": "store.testing java spark_session gateway_launch",
     "tempfile": "store.cluster.message_spool store.testing command.demo command.message_output",
-    "threading": "datasource gateway_launch group_listeners joined_collectors metrics metrics_listener "
+    "threading": "datasource gateway_launch group_listeners joined_collectors metrics metrics_listener new_lines "
     "store.synchronized store.group store.testing command.output store.cluster.client store.cluster.membership",
     "multiprocessing": "",
     "concurrent": "store.transaction.commit store.testing.brokers command.browse command.browse_app",

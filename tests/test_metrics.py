@@ -4,7 +4,8 @@ import re
 import socket
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import rmq_spark
 from rmq_spark.joined_collectors import add_collectors, remove_collectors
 from rmq_spark.metric_table import COUNTER, METRICS, make_families
 from rmq_spark.metrics import MeasuredPlace, PlaceCollector, load_client, parse_address, serve_delivery_metrics
-from rmq_spark.store import Served
+from rmq_spark.store import Served, lags_at
 from rmq_spark.store.places import locate
+from rmq_spark.store.testing.brokers import RunningCluster
 from rmq_spark.store.testing.embedded import EmbeddedCluster, EmbeddedStore
 
 CollectorRegistry = pytest.importorskip(
@@ -47,12 +49,11 @@ def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
         yield cluster
 
 
-def place_of(store: EmbeddedStore, measure: Callable[[str | None], Any] | None = None, *groups: str) -> MeasuredPlace:
-    """Return the store with these groups, or with all of them. By default its groups are measured as they are."""
+def place_of(store: EmbeddedStore, *groups: str) -> MeasuredPlace:
+    """Return the store with these groups, or with all of them."""
     location = locate({"path": store.path})
     assert location is not None
-    measure = measure or (lambda group: rmq_spark.group_lag(store.path, group).to_arrow())
-    return MeasuredPlace(store.path, location, measure, groups or None)
+    return MeasuredPlace(store.path, location, groups or None)
 
 
 def test_serve_metrics_of_a_store(store: EmbeddedStore) -> None:
@@ -92,6 +93,57 @@ def test_serve_metrics_shows_that_a_cluster_is_away(cluster: EmbeddedCluster, ca
         assert value(scrape(server.url), "rmq_up", place=name) == 1
 
 
+@pytest.fixture
+def two_brokers(tmp_path: Path) -> Iterator[RunningCluster]:
+    """A cluster in which each of two brokers has ten messages of orders and one retry, and two groups read nothing."""
+    with RunningCluster(tmp_path / "cluster", brokers=2, is_light=True) as cluster:
+        for topic, count in (("orders", 10), ("%RETRY%billing", 1)):
+            cluster.create_topic(topic, queues=1)
+            for broker in cluster.brokers:
+                cluster.advance(topic, count, broker=broker)
+        for group in ("billing", "audit"):
+            rmq_spark.reset_offsets(name_server=cluster.address, group=group, to="earliest", topics="orders")
+        yield cluster
+
+
+def test_serve_metrics_counts_the_queues_of_a_broker_that_is_away(two_brokers: RunningCluster) -> None:
+    name, groups = two_brokers.address, ["billing", "audit"]
+    with rmq_spark.serve_metrics(ANY_PORT, name_server=name, groups=groups, max_age_s=0) as server:
+        found = scrape(server.url)
+        assert value(found, "rmq_group_away_queues", group="audit", broker="broker-b") == 0
+        assert value(found, "rmq_group_retries_total", group="billing") == 2
+        two_brokers.brokers["broker-b"].kill()
+        for _ in range(2):
+            found = scrape(server.url)
+            for group in groups:
+                assert value(found, "rmq_group_away_queues", group=group, broker="broker-b") == 1
+                assert value(found, "rmq_group_away_queues", group=group, broker="broker-a") == 0
+                assert value(found, "rmq_group_lag_messages", group=group) == 10
+            retries = {labels for metric, labels in found if metric == "rmq_group_retries_total"}
+            assert [dict(labels)["group"] for labels in retries] == ["audit"]
+        two_brokers.brokers["broker-b"].start()
+        two_brokers.register_all()
+        found = scrape(server.url)
+        assert value(found, "rmq_group_away_queues", group="billing", broker="broker-b") == 0
+        assert value(found, "rmq_group_retries_total", group="billing") == 2
+
+
+def test_serve_metrics_asks_a_broker_that_hangs_once(
+    two_brokers: RunningCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = two_brokers.brokers["broker-b"]
+    broker.freeze()
+    groups, place = ["billing", "audit"], two_brokers.address
+    with rmq_spark.serve_metrics(
+        ANY_PORT, name_server=place, groups=groups, max_age_s=0, request_timeout_ms=300
+    ) as server:
+        for _ in range(2):
+            found = scrape(server.url)
+            assert value(found, "rmq_up") == 1
+            assert [value(found, "rmq_group_away_queues", group=group, broker="broker-b") for group in groups] == [1, 1]
+    assert len(caplog.records) == 1, [one.getMessage() for one in caplog.records]
+
+
 def test_serve_metrics_measures_only_the_named_groups(store: EmbeddedStore) -> None:
     rmq_spark.reset_offsets(store.path, "audit", "earliest", "orders")
     with rmq_spark.serve_metrics(ANY_PORT, store.path, groups=["audit"]) as server:
@@ -125,30 +177,30 @@ def test_PlaceCollector_measures_at_most_once_in_max_age_s(store: EmbeddedStore)
 
 
 def test_PlaceCollector_adds_and_removes_while_it_measures(store: EmbeddedStore) -> None:
-    asked: list[str | None] = []
+    asked: list[Sequence[str] | None] = []
     changes: list[threading.Thread] = []
-    other = place_of(store, None, "billing")
+    other = place_of(store, "billing")
 
-    def measure(group: str | None) -> Any:
-        asked.append(group)
+    def measure(location: Any, groups: Sequence[str] | None) -> Any:
+        asked.append(groups)
         for change in (lambda: collector.add(other, "second"), lambda: collector.drop("nobody")):
             changes.append(threading.Thread(target=change, daemon=True))
             changes[-1].start()
             changes[-1].join(60)
-        return rmq_spark.group_lag(store.path, "billing").to_arrow()
+        return lags_at(location, groups)
 
-    collector = PlaceCollector(max_age_s=1e9, monotonic_s=lambda: 0.0)
-    collector.add(place_of(store, measure, "slow"), "first")
+    collector = PlaceCollector(max_age_s=1e9, monotonic_s=lambda: 0.0, measure=measure)
+    collector.add(place_of(store, "slow"), "first")
     collector.collect()
     assert not any(change.is_alive() for change in changes)
     collector.collect()
-    assert asked == ["slow", "slow"], "the second collection has a new place, so it measures"
+    assert asked == [["slow"], ["slow", "billing"]], "the second collection has new groups, so it measures"
     collector.collect()
     assert len(asked) == 2
 
 
 def test_PlaceCollector_measures_a_place_until_its_last_owner_is_removed(store: EmbeddedStore) -> None:
-    place = place_of(store, None, "billing")
+    place = place_of(store, "billing")
     collector = PlaceCollector(monotonic_s=lambda: 0.0)
     for owner in ("one", "other"):
         collector.add(place, owner)
@@ -159,12 +211,14 @@ def test_PlaceCollector_measures_a_place_until_its_last_owner_is_removed(store: 
 
 
 def test_PlaceCollector_logs_once_that_a_place_is_away(store: EmbeddedStore, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(group: str | None) -> Any:
-        raise rmq_spark.BackendUnavailableError("no answer")
+    def fail(location: Any, groups: Sequence[str] | None) -> Any:
+        if location.read_mode == "auto":
+            raise rmq_spark.BackendUnavailableError("no answer")
+        return lags_at(location, groups)
 
-    answering = place_of(store, None, "billing")
-    places = [place_of(store, fail, "one"), answering, place_of(store, fail, "two")]
-    collector = PlaceCollector(places, max_age_s=0, monotonic_s=lambda: 0.0)
+    failing = place_of(store, "one")
+    answering = replace(failing, location=replace(failing.location, read_mode="mmap"), groups=["billing"])  # type: ignore[type-var]
+    collector = PlaceCollector([failing, answering], max_age_s=0, monotonic_s=lambda: 0.0, measure=fail)
     for _ in range(2):
         (up,) = (family for family in collector.collect() if family.name == "rmq_up")
         assert [sample.value for sample in up.samples] == [0]
@@ -173,17 +227,16 @@ def test_PlaceCollector_logs_once_that_a_place_is_away(store: EmbeddedStore, cap
     ]
 
 
-def test_serve_metrics_asks_for_the_named_groups_only(store: EmbeddedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str | None] = []
+def test_PlaceCollector_asks_for_the_named_groups_at_once(store: EmbeddedStore) -> None:
+    asked: list[Sequence[str] | None] = []
 
-    def group_lag(path: str, group: str | None = None, **named: Any) -> Any:
-        asked.append(group)
-        return rmq_spark.group_lag(path, group, **named)
+    def measure(location: Any, groups: Sequence[str] | None) -> Any:
+        asked.append(groups)
+        return lags_at(location, groups)
 
-    monkeypatch.setattr("rmq_spark.metrics.group_lag", group_lag)
-    with rmq_spark.serve_metrics(ANY_PORT, store.path, groups=["billing"]) as server:
-        assert value(scrape(server.url), "rmq_group_lag_messages") == 2
-    assert asked == ["billing"]
+    collector = PlaceCollector([place_of(store, "billing", "audit")], monotonic_s=lambda: 0.0, measure=measure)
+    collector.collect()
+    assert asked == [["billing", "audit"]]
 
 
 def test_serve_metrics_logs_an_unknown_group_once(store: EmbeddedStore, caplog: pytest.LogCaptureFixture) -> None:

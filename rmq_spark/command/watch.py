@@ -5,7 +5,6 @@ each interval has one.
 """
 
 import functools
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +34,7 @@ from rmq_spark.command.rates import (
     new_ranges,
     topic_trends,
 )
+from rmq_spark.new_lines import NewLines
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.names import is_system_topic
 
@@ -187,33 +187,6 @@ def watch(
         with Lines(as_json=as_json) if as_json or not sys.stdout.isatty() else Screen(place, interval) as shown:
             for update in watching.updates(count):
                 shown.show(update)
-
-
-class NewLines(logging.Filter):
-    """While it is entered, the log of rmq-spark has a line again only if the look before did not have it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._before: set[str] = set()
-        self._now: set[str] = set()
-
-    def __enter__(self) -> "NewLines":
-        logging.getLogger("rmq_spark").addFilter(self)
-        return self
-
-    def __exit__(self, *of_error: object) -> None:
-        logging.getLogger("rmq_spark").removeFilter(self)
-
-    def begin_look(self) -> None:
-        """Note that the lines of the next look follow."""
-        self._before, self._now = self._now, set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line is new."""
-        line = record.getMessage()
-        is_new = line not in self._before | self._now
-        self._now.add(line)
-        return is_new
 
 
 class Groups:

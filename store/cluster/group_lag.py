@@ -15,7 +15,7 @@ Source: ConsumerProgressSubCommand (4.9, 5.3).
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -23,8 +23,8 @@ import pyarrow as pa
 from rmq_spark.store.cluster.backend import ClusterBackend
 from rmq_spark.store.cluster.group_progress import GroupProgress, Progress, describe_silent
 from rmq_spark.store.cluster.positions import Look
-from rmq_spark.store.errors import NoPermissionError, OptionError
-from rmq_spark.store.group_tables import AWAY, CLUSTER_LAG, GONE, NONE, QueueLag, lag_row, unread_range
+from rmq_spark.store.errors import NoPermissionError, OptionError, RmqError
+from rmq_spark.store.group_tables import AWAY, CLUSTER_LAG, GONE, NONE, GroupLags, QueueLag, lag_row, unread_range
 from rmq_spark.store.model import Away, Gone, QueueAnswer, QueueBounds, QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
@@ -38,14 +38,30 @@ def measure_lag(backend: ClusterBackend, group: str | None, now_ms: int) -> pa.T
     BackendUnavailableError if none answers. With `group` None, groups and topics that cannot be read are left out with
     a warning.
     """
+    measured = measure_lags(backend, None if group is None else [group], now_ms, is_strict=group is not None)
+    for error in measured.errors.values():
+        raise error
+    return measured.table
+
+
+def measure_lags(
+    backend: ClusterBackend, groups: Sequence[str] | None, now_ms: int, *, is_strict: bool = False
+) -> GroupLags:
+    """Return the lag of groups as `measure_lag` does. Each broker is asked for all of them at the same time.
+
+    A group that is unknown or that a broker refuses has an error in the result. Unless it `is_strict`, topics that
+    cannot be read are left out with a warning. Raises BackendUnavailableError if no broker answers.
+    """
     progress = GroupProgress(backend)
-    found = {group: progress.require(group)} if group is not None else _read_all(progress)
+    answered = _read_all(progress) if groups is None else progress.find(groups)
+    found = {group: one for group, one in answered.items() if isinstance(one, Progress)}
+    errors = {group: one for group, one in answered.items() if not isinstance(one, Progress)}
     silent = {broker: reason for one in found.values() for broker, reason in one.silent.items()}
     if silent:
         _LOG.warning("rmq: the lag in queues of some brokers is not known: %s", describe_silent(silent))
     topics = sorted({topic for one in found.values() for topic in one.topics})
     answers: dict[str, dict[QueueKey, QueueAnswer]] = {}
-    for queue, answer in _ask_for_bounds(backend, topics, silent, is_strict=group is not None).items():
+    for queue, answer in _ask_for_bounds(backend, topics, silent, is_strict=is_strict).items():
         answers.setdefault(queue.topic, {})[queue] = answer
     rows = {
         (name, queue): _measure(queue, answer, one)
@@ -69,10 +85,10 @@ def measure_lag(backend: ClusterBackend, group: str | None, now_ms: int) -> pa.T
         if lag.bounds is None and lag.messages is not None:
             row["maxOffset"] = one.stats[queue].broker_offset
         table.append(row)
-    return pa.Table.from_pylist(table, CLUSTER_LAG)
+    return GroupLags(pa.Table.from_pylist(table, CLUSTER_LAG), errors, progress.answering)
 
 
-def _read_all(progress: GroupProgress) -> dict[str, Progress]:
+def _read_all(progress: GroupProgress) -> Mapping[str, Progress | RmqError]:
     """Return the progress of all groups, without those for which the account lacks a right."""
     answers = progress.read(progress.names())
     found = {group: one for group, one in answers.items() if isinstance(one, Progress)}

@@ -69,6 +69,7 @@ class GroupProgress:
     def __init__(self, backend: ClusterBackend) -> None:
         self._backend, self._namespace = backend, backend.location.namespace
         self._silent: dict[str, str] = {}  # the brokers that did not answer the last question, with the reason
+        self.answering: frozenset[str] = frozenset()  # the other brokers
 
     def names(self) -> list[str]:
         """Return the names of the groups that have committed an offset, sorted.
@@ -173,22 +174,34 @@ class GroupProgress:
         return {queue: offset for queue, offset in progress.offsets.items() if offset is not None}
 
     def require(self, group: str) -> Progress:
-        """Return the committed offsets of a group.
-
-        Raises NotFoundError if it has neither offsets nor a retry topic, and NoPermissionError if a broker refuses.
-        """
-        progress = self.read([group])[group]
-        if isinstance(progress, NoPermissionError):
-            raise progress
-        if not progress.offsets:
-            self._refuse_silent(group, progress)
-            if not self._backend.queues([retry_topic(group)], missing_ok=[retry_topic(group)]):
-                where = self._backend.location.describe()
-                raise NotFoundError(
-                    f'no consumer group "{group}" in {where}: it has neither committed offsets nor a retry topic; '
-                    f"expected one of them. {list_other_groups(group, self.names(), 'The cluster')}"
-                )
+        """Return the committed offsets of a group. Raises the errors of `find`."""
+        progress: Progress = _require(self.find([group])[group])
         return progress
+
+    def find(self, groups: Sequence[str]) -> dict[str, Progress | RmqError]:
+        """Return the committed offsets of groups, all of which are asked for at the same time, or their errors.
+
+        These are NotFoundError if a group has neither offsets nor a retry topic, NoPermissionError if a broker refuses,
+        and BackendUnavailableError if no offset is known and a broker does not answer.
+        """
+        topics = [retry_topic(group) for group in groups]
+        known = self._backend.queues(topics, missing_ok=topics)
+        found: dict[str, Progress | RmqError] = dict(self.read(groups))
+        for group, progress in found.items():
+            if isinstance(progress, Progress) and not progress.offsets:
+                try:
+                    self._refuse_silent(group, progress)
+                    if retry_topic(group) not in known:
+                        self._refuse_unknown(group)
+                except RmqError as error:
+                    found[group] = error
+        return found
+
+    def _refuse_unknown(self, group: str) -> None:
+        raise NotFoundError(
+            f'no consumer group "{group}" in {self._backend.location.describe()}: it has neither committed offsets nor '
+            f"a retry topic; expected one of them. {list_other_groups(group, self.names(), 'The cluster')}"
+        )
 
     def _refuse_silent(self, group: str, progress: Progress) -> None:
         if progress.silent:
@@ -263,6 +276,7 @@ class GroupProgress:
                 f"no broker of {self._backend.location.describe()} answers: {reason}. Check whether the brokers run; "
                 "after a restart of a name server wait 30 s."
             )
+        self.answering = frozenset(broker for broker, _ in answered)
         yield from answered
 
 

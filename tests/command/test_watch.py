@@ -16,7 +16,8 @@ import rmq_spark
 from rmq_spark.command.place import Place
 from rmq_spark.command.queue_views import StoreView, expand_topics, open_view
 from rmq_spark.command.rates import GroupLook, GroupTrend, Look, TopicTrend, group_trends, new_ranges, topic_trends
-from rmq_spark.command.watch import Groups, Lines, NewLines, Screen, Update, Watch, draw_update
+from rmq_spark.command.watch import Groups, Lines, Screen, Update, Watch, draw_update
+from rmq_spark.new_lines import NewLines
 from rmq_spark.store.model import QueueBounds, QueueKey
 from rmq_spark.store.testing.brokers import RunningCluster
 
