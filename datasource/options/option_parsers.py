@@ -169,6 +169,11 @@ def parse_path(text: str) -> str:
 
 
 def _parse_file_uri(scheme: str, path: str) -> str:
+    if re.match(r"\d+($|[;,])", path):
+        raise InvalidValueError(
+            "found the address of a name server; expected a path. For a cluster give nameServer instead of path, for a "
+            "folder of this name ./host:port."
+        )
     if scheme.lower() != "file":
         raise InvalidValueError(
             f"found the scheme {scheme}:; expected a path of a file system, or file:///path. Mount the storage at the "

@@ -147,8 +147,10 @@ def _report_problems(path: str, topics: Iterable[Any]) -> None:
     """Name on stderr the queues that could not be read completely, because their numbers are too small."""
     problems = [f"{one.topic}/{queue_id}: {problem}" for one in topics for queue_id, problem in one.problems.items()]
     for problem in problems[:_MAX_PROBLEMS]:
-        more = "" if "rmq_spark.check" in problem else f"; run `rmq check {shlex.quote(path)}` for details"
-        say(printable(typed(problem)) + more)
+        text = printable(typed(problem))
+        if "rmq_spark.check" not in problem:
+            text = f"{text.removesuffix('.')}. `rmq check {shlex.quote(path)}` tells more."
+        say(text)
     if len(problems) > _MAX_PROBLEMS:
         say(f"… and {len(problems) - _MAX_PROBLEMS} more queues")
 

@@ -34,6 +34,7 @@ _BAR_DELAY_S = 0.5
 # Python and Spark names in error texts, and their spelling on the command line.
 _TYPED = {
     "rmq_spark.check": "`rmq check`",
+    "rmq_spark.repair, or `rmq repair`": "`rmq repair`",
     "rmq_spark.repair": "`rmq repair`",
     "rmq_spark.plan_repair": "`rmq repair --dry-run`",
     "rmq_spark.reset_offsets": "`rmq reset`",

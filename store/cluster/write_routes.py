@@ -33,6 +33,7 @@ from rmq_spark.store.model import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
 V5_0_0 = 413  # MQVersion
+_CREATE = "rmq create -n NAMESERVER"
 _RENEW_MS = 1000.0  # the shortest time between two requests for the routes of a topic
 
 
@@ -214,8 +215,8 @@ class WriteRoutes:
             if not self._new_topics.is_allowed:
                 raise NotFoundError(
                     f"topic {topic} does not exist: no name server has a route of it; expected an existing topic. "
-                    f"{_how_to_create(topic)} Or let it be created: create_topic=True (createTopic=true in Spark). "
-                    "After a restart of the name servers wait 30 s."
+                    f"Create it: {_CREATE} {self.topic_of(topic)}. Or let it be created: create_topic=True "
+                    "(createTopic=true in Spark). After a restart of the name servers wait 30 s."
                 ) from None
         count = self._new_topics.queue_count
         return self.wait_for(topic, self.create(TopicConfig(topic, count, count)))
@@ -230,7 +231,7 @@ class WriteRoutes:
         if self.topic_of(topic) in self._client.routed_topics:
             raise BackendUnavailableError(
                 f"no name server lists topic {topic} any more: its brokers are away, or it was deleted; expected its "
-                f"route. Start its brokers. If it was deleted, create it: {_creation(topic)}"
+                f"route. Start its brokers. If it was deleted, create it: {_CREATE} {self.topic_of(topic)}."
             )
 
     def _ask(self, topic: str) -> tuple[QueueKey, ...]:
@@ -302,16 +303,8 @@ def _describe(route: RouteResponse) -> str:
     )
 
 
-def _how_to_create(topic: str) -> str:
-    return f"Create it: {_creation(topic)}"
-
-
-def _creation(topic: str) -> str:
-    return f"mqadmin updateTopic -n NAMESERVER -c CLUSTER -t {topic} -r 4 -w 4."
-
-
 def _not_created(topic: str, error: Any) -> RmqError:
     """Return the error of a server with the way to create the topic."""
     assert isinstance(error, RmqError), error
-    text = f"topic {topic} does not exist and cannot be created: {error} {_how_to_create(topic)}"
+    text = f"topic {topic} does not exist and cannot be created: {error} Create it: {_CREATE} {topic}."
     return BrokerError(error.code, text) if isinstance(error, BrokerError) else type(error)(text)

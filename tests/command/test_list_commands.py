@@ -75,7 +75,8 @@ def test_a_queue_that_cannot_be_read_is_named_beside_the_table(
     for ran in (rmq(command, store), rmq(command, store, "--json")):
         assert ran.status == 0
         assert ran.err.startswith(f"orders/1: {folder} cannot be listed: Permission denied")
-        assert ran.err.endswith(f"; run `rmq check {store}` for details\n")
+        assert ran.err.endswith(f". `rmq check {store}` tells more.\n")
+        assert "or `rmq repair`" not in ran.err
         assert len(ran.err.splitlines()) == 1
 
 

@@ -43,7 +43,7 @@ SPARK_CASES: dict[str, tuple[dict[str, str], list[dict[str, Any]], str, str]] = 
         _HERE | {"topic": "absent", "createTopic": "false"},
         [{"body": b"x"}],
         _BODY,
-        "mqadmin updateTopic",
+        "rmq create -n NAMESERVER absent",
     ),
     "topic without write permission": (_HERE | {"topic": "closed"}, [{"body": b"x"}], _BODY, "mqadmin updateTopicPerm"),
     "body over the limit": (

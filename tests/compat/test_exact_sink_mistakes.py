@@ -65,7 +65,7 @@ CASES: dict[str, tuple[str, Sequence[bytes]]] = {
     "target is the stage of others": ("OptionError: .*the stage or the ledger of other queries", _NOTHING),
     "target is a retry topic": ("OptionError: topic %RETRY%billing is the retry topic of a group", _NOTHING),
     "target is a system topic": ("OptionError: topic SCHEDULE_TOPIC_XXXX is an internal topic", _NOTHING),
-    "target does not exist": ("NotFoundError: topic absent does not exist: .*mqadmin updateTopic", _NOTHING),
+    "target does not exist": ("NotFoundError: topic absent does not exist: .*rmq create -n NAMESERVER", _NOTHING),
     "target without write permission": ("NoPermissionError: topic closed .*mqadmin updateTopicPerm", _NOTHING),
     # Rows.
     "delay level": ("OptionError: .*row 1, .*delayLevel 3; expected none .*atLeastOnce", _NOTHING),

@@ -206,6 +206,8 @@ def test_parse_sink_options_accepts_each_example_and_refuses_each_empty_text(opt
         ("txnVersion", "9223372036854775807", "expected an integer from 0 to 9223372036854775806."),
         ("createTopic", "yes", "expected one of: true, false."),
         ("path", "s3://bucket/store", "found the scheme s3:"),
+        ("path", "localhost:9876", "found the address of a name server; expected a path."),
+        ("path", "ns1:9876;ns2:9876", "found the address of a name server; expected a path."),
     ],
 )
 def test_parse_sink_options_shows_the_value_the_expectation_and_an_example(name, text, part) -> None:

@@ -183,7 +183,8 @@ def test_queues_create_a_missing_topic_on_each_master(
 
 @NAMESPACES
 def test_a_missing_topic_is_an_error_if_it_must_not_be_created(cluster: RunningCluster, namespace: str) -> None:
-    expected = r"topic orders does not exist.*updateTopic .*-t .*create_topic=True \(createTopic=true"
+    stem = rf"topic orders does not exist.*rmq create -n NAMESERVER {stored(namespace)}\. "
+    expected = rf"{stem}Or let it be created: create_topic=True \(createTopic=true"
     with (
         write_routes(cluster, new=NewTopics(is_allowed=False), namespace=namespace) as routes,
         pytest.raises(NotFoundError, match=expected),
@@ -267,7 +268,7 @@ def test_create_raises_the_error_of_a_master(
     cluster: RunningCluster, fault: faults.Fault, error: type[RmqError]
 ) -> None:
     cluster.brokers["broker-b"].fail(CREATE, fault)
-    expected = r"topic orders does not exist and cannot be created: .*broker-b.*updateTopic"
+    expected = r"topic orders does not exist and cannot be created: .*broker-b.*rmq create"
     with write_routes(cluster) as routes, pytest.raises(error, match=expected):
         routes.queues("orders")
 
