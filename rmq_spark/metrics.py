@@ -351,10 +351,12 @@ def _place_of(
 
 def parse_address(text: str) -> tuple[str, int]:
     """Return host and port of "HOST:PORT", of "[IPV6]:PORT", or of ":PORT" for all interfaces. Raises OptionError."""
-    host, colon, port = text.rpartition(":")
+    host, colon, port = str(text).rpartition(":")
     is_port = port.isascii() and port.isdecimal() and int(port) < 1 << 16
     if not colon or not is_port or (":" in host and not (host.startswith("[") and host.endswith("]"))):
-        raise OptionError(f'the address of metrics is "{text}"; expected HOST:PORT, such as 127.0.0.1:9464.')
+        raise OptionError(
+            f'the address of metrics is "{text}"; expected HOST:PORT with a port below 65536, such as 127.0.0.1:9464.'
+        )
     return host.strip("[]") or "0.0.0.0", int(port)
 
 
