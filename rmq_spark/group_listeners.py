@@ -13,7 +13,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from rmq_spark.datasource.plan.offsets import decode_published, decode_reported, read_reported
 from rmq_spark.datasource.plan.own_offsets import OwnOffsets
 from rmq_spark.datasource.spark.clocks import log_info, monotonic_ms
-from rmq_spark.store import lag_at
+from rmq_spark.store import lag_at, sum_lag
 from rmq_spark.store.backend import Capability, FinalCommit
 from rmq_spark.store.errors import NoPermissionError, NotFoundError, OptionError, RmqError
 from rmq_spark.store.model import CommitKey
@@ -229,17 +229,24 @@ def _log_lag(group: str, table: "pa.Table") -> None:
     if not rows:
         log_info(f"rmq: consumer group {group} has no offsets yet, so its lag is unknown", group=group)
         return
-    messages, size_bytes = (sum(row[name] or 0 for row in rows) for name in ("lagMessages", "lagBytes"))
-    seconds = max(row["secondsBehind"] or 0 for row in rows)
+    total = sum_lag(rows)
+    away = total.unknown_queues
+    if total.messages is None:
+        log_info(
+            f"rmq: the lag of consumer group {group} is unknown: the brokers of all its queues are away",
+            group=group,
+        )
+        return
+    size_bytes, seconds = total.bytes or 0, total.seconds_behind or 0
     about = "about " if "brokerName" in table.column_names else ""
-    away = sum(row["state"] == "away" for row in rows)
     log_info(
-        f"rmq: consumer group {group} is {messages} messages, {about}{size_bytes} bytes, {seconds:.1f} s behind in "
-        f"{len(rows)} queues{f', of which {away} are away' if away else ''}",
+        f"rmq: consumer group {group} is {'at least ' if away else ''}{total.messages} messages, {about}{size_bytes} "
+        f"bytes, {seconds:.1f} s behind in {len(rows)} queues{f', of which {away} are away' if away else ''}",
         group=group,
-        lagMessages=messages,
+        lagMessages=total.messages,
         lagBytes=size_bytes,
         secondsBehind=seconds,
+        unknownQueues=away,
     )
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.format.message_encoder import MESSAGE_COLUMNS
     from rmq_spark.store.group.final_commit import commit_final_offsets
     from rmq_spark.store.group.group_session import GroupSession
-    from rmq_spark.store.group_tables import GroupLags
+    from rmq_spark.store.group_tables import GroupLags, sum_lag
     from rmq_spark.store.log.store_reader import StoreReader
     from rmq_spark.store.model import CommitKey
     from rmq_spark.store.opening import close, examine_cluster, open_consumer, open_reader, open_store
@@ -148,6 +148,7 @@ __all__ = [
     "span_text",
     "stored_delays",
     "stored_over_time",
+    "sum_lag",
     "tag_counts",
 ]
 
@@ -180,7 +181,7 @@ _MODULES = {
     "format.message_encoder": "MESSAGE_COLUMNS",
     "group.final_commit": "commit_final_offsets",
     "group.group_session": "GroupSession",
-    "group_tables": "GroupLags",
+    "group_tables": "GroupLags sum_lag",
     "log.store_reader": "StoreReader",
     "parquet_copies": "export_parquet import_parquet",
     "tools.check": "check",

@@ -14,9 +14,9 @@ The column `state` of the lag describes the committed offset of the group in the
 A running consumer may already have read messages after its committed offset.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -143,6 +143,36 @@ def lag_row(group: str, queue: QueueKey, offset: int | None, lag: QueueLag, now_
         "secondsBehind": behind,
         "lastConsumedTimestamp": lag.last_stored_ms,
     }
+
+
+class LagSum(NamedTuple):
+    """The lag over several queues: sums of messages and bytes, and the longest time. None is known of no queue.
+
+    `unknown_queues` is the number of queues whose lag is not known, because their broker is away. If it is not 0, the
+    other numbers are lower bounds.
+    """
+
+    messages: int | None
+    bytes: int | None
+    seconds_behind: float | None
+    unknown_queues: int
+
+
+def sum_lag(rows: Iterable[Mapping[str, Any]]) -> LagSum:
+    """Return the sum over rows of the table. A queue that does not exist any more has no unread messages."""
+    rows = list(rows)
+
+    def known(column: str) -> list[Any]:
+        values = [0 if row["state"] == GONE else row[column] for row in rows]
+        return [value for value in values if value is not None]
+
+    messages, sizes, seconds = known("lagMessages"), known("lagBytes"), known("secondsBehind")
+    return LagSum(
+        sum(messages) if messages else None,
+        sum(sizes) if sizes else None,
+        max(seconds, default=None),
+        len(rows) - len(messages),
+    )
 
 
 def queue_of(row: Mapping[str, Any]) -> QueueKey:

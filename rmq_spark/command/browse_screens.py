@@ -12,6 +12,7 @@ from rmq_spark.command.browse_messages import MessagesScreen, Searched
 from rmq_spark.command.browse_pages import QueueRow, TopicRow
 from rmq_spark.command.colours import Meaning
 from rmq_spark.command.output import duration_text, printable
+from rmq_spark.store import count_text, sum_lag
 from rmq_spark.store.model import QueueKey
 
 
@@ -119,16 +120,15 @@ class GroupsScreen(Listing):
         for row in await self.browser.read(self.pages.lag):
             groups.setdefault(row["group"], []).append(row)
         self._groups = groups
-        rows = []
+        rows, styles = [], list[str]()
         for name, queues in groups.items():
-            behind = [row["secondsBehind"] for row in queues if row["secondsBehind"] is not None]
-            unread = sum(row["lagMessages"] or 0 for row in queues)
+            total = sum_lag(queues)
+            unread = "" if total.messages is None else f"{'≥ ' if total.unknown_queues else ''}{total.messages:,}"
             topics = len({row["topic"] for row in queues})
-            rows.append(
-                (printable(name), str(topics), str(len(queues)), f"{unread:,}", _seconds(max(behind, default=None)))
-            )
-        self.fill(rows)
-        self.say(f"{len(rows)} groups")
+            rows.append((printable(name), str(topics), str(len(queues)), unread, _seconds(total.seconds_behind)))
+            styles.append(Meaning.WARNING if total.unknown_queues else "")
+        self.fill(rows, styles)
+        self.say(count_text(len(rows), "group"))
 
     def open_row(self, number: int) -> None:
         self.app.push_screen(LagScreen(list(self._groups)[number]))
@@ -161,7 +161,10 @@ class LagScreen(Listing):
             for queue, row in zip(self._queues, found, strict=True)
         ]
         self.fill(rows, ["" if row["state"] == "ok" else Meaning.WARNING for row in found])
-        self.say(f"{sum(row['lagMessages'] or 0 for row in found):,} unread messages in {len(rows)} queues")
+        total = sum_lag(found)
+        unread = f"{count_text(total.messages or 0, 'unread message')} in {count_text(len(rows), 'queue')}"
+        away = total.unknown_queues
+        self.say(f"at least {unread}; the lag in {count_text(away, 'queue')} is not known" if away else unread)
 
     def open_row(self, number: int) -> None:
         self.app.push_screen(MessagesScreen(self._queues[number]))

@@ -5,7 +5,7 @@ All of them show a cluster too. A broker tells no bytes, and no times without a 
 
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -17,6 +17,7 @@ from rmq_spark.command.parameters import examples
 from rmq_spark.command.place import PathFirstCommand, Place, PlaceCommand, reads_place, takes_place
 from rmq_spark.command.queue_views import ListedTopic, cause_of, describe, expand_topics, look_at, report_problems
 from rmq_spark.command.tables import show
+from rmq_spark.store import sum_lag
 from rmq_spark.store.model import QueueAnswer, QueueBounds, QueueKey
 
 _TIMES = ("firstTimestamp", "lastTimestamp")
@@ -171,7 +172,8 @@ def groups(place: Place, as_data: bool) -> None:
     including those without a queue. `rmq lag` shows the lag by queue.
 
     In a cluster a group is listed after its first commit, the bytes are an estimate, and members are all clients that
-    the brokers list. Groups and queues that cannot be read are named on stderr.
+    the brokers list. Groups and queues that cannot be read are named on stderr. unknownQueues counts queues whose
+    broker is away. The lag is then that of the others.
     """
     with waiting("reading offsets"):
         names = rmq_spark.groups(**place.arguments)
@@ -181,7 +183,9 @@ def groups(place: Place, as_data: bool) -> None:
     for row in table:
         queues[row["group"]].append(row)
     rows = [_group_row(name, queues[name], None if living is None else living[name]) for name in names]
-    columns = ("group", "topics", "queues", "lagMessages", "lagBytes", "secondsBehind", "members")
+    columns = ["group", "topics", "queues", "lagMessages", "lagBytes", "secondsBehind", "members"]
+    if any(row["unknownQueues"] for row in rows):
+        columns.insert(3, "unknownQueues")
     shown = [{**row, "members": None if row["members"] is None else len(row["members"])} for row in rows]
     nothing = f"The {'cluster' if place.is_cluster else 'store'} has no consumer groups."
     hidden: dict[str, tuple[str, ...]] = {"optional": ("lagBytes", "queues"), "spared": ("members", "topics")}
@@ -204,22 +208,17 @@ def _members(place: Place, names: Sequence[str]) -> dict[str, list[str]] | None:
 
 def _group_row(name: str, queues: list[dict[str, Any]], members: list[str] | None) -> dict[str, Any]:
     """Return the sums over a group's queues, given as rows of `group_lag`."""
+    total = sum_lag(queues)
     return {
         "group": name,
         "topics": sorted({row["topic"] for row in queues}),
         "queues": len(queues),
-        "lagMessages": _join(queues, "lagMessages", sum),
-        "lagBytes": _join(queues, "lagBytes", sum),
-        "secondsBehind": _join(queues, "secondsBehind", max),
+        "lagMessages": total.messages,
+        "lagBytes": total.bytes,
+        "secondsBehind": total.seconds_behind,
+        "unknownQueues": total.unknown_queues,
         "members": members,
     }
-
-
-def _join(queues: list[dict[str, Any]], column: str, join: Callable[[list[Any]], Any]) -> Any:
-    """Return the sum or the maximum over queues, None if it is not known of any. A gone queue counts as 0."""
-    values = [0 if row["state"] == "gone" else row[column] for row in queues]
-    known = [value for value in values if value is not None]
-    return join(known) if known else None
 
 
 @click.command(

@@ -13,10 +13,14 @@ GROWING, SHRINKING, STEADY = "growing", "shrinking", "steady"
 
 
 class GroupLook(NamedTuple):
-    """The lag of a group at one moment: unread messages, and the age of the oldest of them in seconds, or None."""
+    """The lag of a group at one moment: unread messages, and the age of the oldest of them in seconds, or None.
+
+    `unknown_queues` is the number of queues that are not in the sum, because their broker is away.
+    """
 
     messages: int | None
     seconds_behind: float | None
+    unknown_queues: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +47,17 @@ class TopicTrend(NamedTuple):
 
 
 class GroupTrend(NamedTuple):
-    """A group between two looks: its lag, by how much the lag changes in a second, and whether it grows."""
+    """A group between two looks: its lag, by how much the lag changes in a second, and whether it grows.
+
+    `unknown_queues` is the number of queues without a known lag now. There is no trend if one of the looks has some.
+    """
 
     group: str
     lag_messages: int | None
     lag_per_s: float | None
     trend: str | None
     seconds_behind: float | None
+    unknown_queues: int = 0
 
 
 def new_ranges(before: Look, now: Look) -> dict[QueueKey, tuple[int, int]]:
@@ -93,8 +101,8 @@ def group_trends(before: Look, now: Look) -> list[GroupTrend]:
         known = before.groups.get(group)
         change = None
         if look.messages is not None and known is not None and known.messages is not None:
-            change = look.messages - known.messages
+            change = None if look.unknown_queues or known.unknown_queues else look.messages - known.messages
         trend = None if change is None else GROWING if change > 0 else SHRINKING if change < 0 else STEADY
         rate = None if change is None else change / seconds
-        trends.append(GroupTrend(group, look.messages, rate, trend, look.seconds_behind))
+        trends.append(GroupTrend(group, look.messages, rate, trend, look.seconds_behind, look.unknown_queues))
     return sorted(trends, key=lambda one: (-(one.lag_messages or 0), one.group))

@@ -35,6 +35,7 @@ from rmq_spark.command.rates import (
     topic_trends,
 )
 from rmq_spark.new_lines import NewLines
+from rmq_spark.store import sum_lag
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.names import is_system_topic
 
@@ -212,16 +213,8 @@ class Groups:
         found: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             found.setdefault(row["group"], []).append(row)
-        return {group: GroupLook(*(_join(of, name) for name in _LAG_COLUMNS)) for group, of in found.items()}
-
-
-_LAG_COLUMNS = ("lagMessages", "secondsBehind")
-
-
-def _join(rows: list[dict[str, Any]], column: str) -> Any:
-    """Return the sum of messages, or the longest time, of the queues in which it is known. None if it is in none."""
-    known = [row[column] for row in rows if row[column] is not None]
-    return (sum(known) if column == "lagMessages" else max(known)) if known else None
+        totals = {group: sum_lag(of) for group, of in found.items()}
+        return {group: GroupLook(one.messages, one.seconds_behind, one.unknown_queues) for group, one in totals.items()}
 
 
 class Lines(AbstractContextManager["Lines"]):
@@ -264,6 +257,7 @@ def _object(update: Update, moment: datetime) -> dict[str, Any]:
                 "lagPerSecond": None if one.lag_per_s is None else round(one.lag_per_s, 3),
                 "trend": one.trend,
                 "secondsBehind": one.seconds_behind,
+                "unknownQueues": one.unknown_queues,
             }
             for one in update.groups
         ],
@@ -279,15 +273,18 @@ def _texts(update: Update) -> Iterator[str]:
         rate = f"{topic.messages_per_s:,.1f} messages/s"
         yield f"topic {printable(topic.topic)}  {rate}  {_bytes(topic.bytes_per_s)}  {topic.messages:,} messages"
     for group in update.groups:
-        yield f"group {printable(group.group)}  lag {_number(group.lag_messages)}  {_change(group)}"
+        yield f"group {printable(group.group)}  lag {_lag(group)}  {_change(group)}"
 
 
 def _bytes(per_s: float | None) -> str:
     return "?" if per_s is None else f"{bytes_text(per_s)}/s"
 
 
-def _number(value: int | None) -> str:
-    return "?" if value is None else f"{value:,}"
+def _lag(group: GroupTrend) -> str:
+    """Return the lag of a group, such as "≥ 15" if it is not known of all queues."""
+    if group.lag_messages is None:
+        return "?"
+    return f"{'≥ ' if group.unknown_queues else ''}{group.lag_messages:,}"
 
 
 def _change(group: GroupTrend) -> str:
@@ -367,7 +364,7 @@ def _topic_row(one: TopicTrend) -> _Row:
 
 def _group_row(one: GroupTrend) -> _Row:
     behind = "" if one.seconds_behind is None else duration_text(one.seconds_behind)
-    texts = printable(one.group), _number(one.lag_messages), _change(one), behind
+    texts = printable(one.group), _lag(one), _change(one), behind
     return _Row(texts, trend_style=_STYLES[one.trend])
 
 

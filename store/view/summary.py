@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rmq_spark.store.group_tables import queue_of
+from rmq_spark.store.group_tables import queue_of, sum_lag
 from rmq_spark.store.names import is_system_topic
 from rmq_spark.store.view import summary_html
 from rmq_spark.store.view.summary_text import bytes_text, count_text, span_text, time_text
@@ -281,8 +281,13 @@ class GroupLag:
 
     @property
     def messages(self) -> int:
-        """Number of messages that the groups have not read yet and that have not expired."""
-        return sum(self.table["lagMessages"].drop_null().to_pylist())
+        """Number of messages that the groups have not read yet and that have not expired, in the queues that answer."""
+        return sum_lag(self.table.to_pylist()).messages or 0
+
+    @property
+    def unknown_queues(self) -> int:
+        """Number of rows whose lag is not known, because the broker of the queue is away."""
+        return sum_lag(self.table.to_pylist()).unknown_queues
 
     def to_arrow(self) -> pa.Table:
         """Return the table as a `pyarrow.Table`. It has a row for each group and queue."""

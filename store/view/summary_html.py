@@ -81,7 +81,10 @@ def topic_html(topic: _Shown) -> str:
 def lag_html(lag: _Shown) -> str:
     """Return the HTML of a GroupLag: totals, and a table with a row for each group and queue."""
     rows = lag.table.slice(0, MAX_ROWS).to_pylist()
-    facts = {"unread": count_text(lag.messages, "message"), "as of": f"{time_text(lag.at_ms)} UTC"}
+    unread = count_text(lag.messages, "message")
+    if lag.unknown_queues:
+        unread = f"at least {unread}; {count_text(lag.unknown_queues, 'queue')} not known"
+    facts = {"unread": unread, "as of": f"{time_text(lag.at_ms)} UTC"}
     columns = [
         text_column("group", [row["group"] for row in rows]),
         text_column("topic", [row["topic"] for row in rows]),

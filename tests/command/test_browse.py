@@ -321,10 +321,13 @@ def test_a_cluster_is_browsed_while_a_broker_goes_away(
     cluster = run_cluster(release=release, brokers=2)
     cluster.create_topic("orders", queues=1)
     cluster.send("orders", *[f"[bold]body {number}" for number in range(60)], broker="broker-a", keys="same")
+    cluster.send("orders", *"abcd", broker="broker-b")
+    for broker in cluster.brokers.values():
+        broker.offsets.commit("billing", QueueKey("orders", 0), 0)
     place = Place(None, None, {"name_server": cluster.address, "request_timeout_ms": 5000, "broker_down_timeout_ms": 1})
 
     async def act(pilot: Pilot[None]) -> None:
-        assert ["orders", "2", "60"] in rows(pilot)
+        assert ["orders", "2", "64"] in rows(pilot)
         await press(pilot, "enter")
         assert [row[0] for row in rows(pilot)] == ["broker-a:0", "broker-b:0"]
         await press(pilot, "enter")
@@ -339,6 +342,10 @@ def test_a_cluster_is_browsed_while_a_broker_goes_away(
         assert "broker-a" in shown(pilot, "note")
         await press(pilot, "escape", "r")
         assert "broker-a:0: away" in shown(pilot, "note")
+        await press(pilot, "g")
+        assert [row[3] for row in rows(pilot)] == ["≥ 4"]
+        await press(pilot, "enter")
+        assert shown(pilot, "note") == "at least 4 unread messages in 2 queues; the lag in 1 queue is not known"
 
     drive(place, act)
 

@@ -87,7 +87,14 @@ def test_lag_of_a_broker_that_is_away(rmq_n: Rmq) -> None:
     assert ran.status == 0
     assert [line.split()[3] for line in ran.out.splitlines()[1:]] == ["ok", "away"]
     (row,) = rmq_n("groups", *AWAY, "--json").rows
-    assert (row["queues"], row["lagMessages"]) == (2, 2)
+    assert (row["queues"], row["lagMessages"], row["unknownQueues"]) == (2, 2, 1)
+    ran = rmq_n("groups", *AWAY)
+    head, line = (line.split() for line in ran.out.splitlines())
+    assert dict(zip(head[:5], line, strict=False)) | {"lagMessages": "2", "unknownQueues": "1"} == dict(
+        zip(head[:5], line, strict=False)
+    )
+    assert "  lag ≥ 2" in rmq_n("watch", *AWAY, "--interval", 0.01, "--count", 1).out
+    assert "unknownQueues" not in rmq_n("groups").out
 
 
 def test_reset_of_a_cluster(rmq_n: Rmq, cluster: RunningCluster) -> None:

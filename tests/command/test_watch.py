@@ -51,6 +51,12 @@ def test_a_queue_that_was_trimmed_below_the_last_look_counts_what_is_left() -> N
     assert new_ranges(Look(0.0, {A: QueueBounds(0, 5)}), Look(1.0, {A: QueueBounds(0, 2)})) == {}
 
 
+def test_a_lag_that_is_not_known_of_all_queues_has_no_trend() -> None:
+    for before, now in ((0, 1), (1, 0), (1, 1)):
+        looks = [Look(at, {}, {"billing": GroupLook(9, 1.0, unknown)}) for at, unknown in ((0.0, before), (1.0, now))]
+        assert group_trends(*looks) == [GroupTrend("billing", 9, None, None, 1.0, now)]
+
+
 @pytest.mark.parametrize(("lag", "trend", "rate"), [(20, "growing", 5.0), (10, "steady", 0.0), (4, "shrinking", -3.0)])
 def test_the_trend_of_a_group(lag: int, trend: str, rate: float) -> None:
     before = Look(0.0, {}, {"billing": GroupLook(10, 3.0), "gone": GroupLook(1, 1.0)})
