@@ -288,6 +288,12 @@ def _choose(masters: Mapping[str, _Master], cluster: str | None, brokers: Collec
             f"broker {unknown[0]} was not found: the name servers list masters of {', '.join(masters)}; expected one "
             "of them. Correct the name, or start the broker."
         )
+    for name in sorted(set(brokers)) if cluster is not None else ():
+        if masters[name].cluster != cluster:
+            raise NotFoundError(
+                f"broker {name} was not found in cluster {cluster}: it belongs to cluster {masters[name].cluster}; "
+                "expected a broker of the named cluster. Correct one of the names, or leave the cluster out."
+            )
     return {
         name: master.address
         for name, master in masters.items()

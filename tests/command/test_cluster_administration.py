@@ -291,6 +291,18 @@ def test_unknown_brokers_and_system_topics_are_refused(run_cluster: RunCluster, 
     assert (ran.status, "no name server lists it" in ran.err) == (1, True)
 
 
+def test_create_refuses_a_broker_of_another_cluster(run_cluster: RunCluster, rmq: Rmq) -> None:
+    cluster = run_cluster(brokers=["broker-a"])
+    cluster.cluster = "east"  # of the brokers that are added
+    cluster.add_broker("broker-b")
+    ran = rmq("create", "-n", cluster.address, "orders", "--cluster", "DefaultCluster", "--broker", "broker-b")
+    assert ran.status == 1
+    assert "broker broker-b was not found in cluster DefaultCluster: it belongs to cluster east" in ran.err
+    assert topics_of(cluster, "orders") == {"broker-a": None, "broker-b": None}
+    rmq("create", "-n", cluster.address, "orders", "--cluster", "east", "--broker", "broker-b")
+    assert [one is None for one in topics_of(cluster, "orders").values()] == [True, False]
+
+
 @each_release
 def test_delete_removes_a_topic_from_brokers_and_name_servers(run_cluster: RunCluster, rmq: Rmq, release: str) -> None:
     cluster = run_cluster(release=release, brokers=2, name_servers=2)
