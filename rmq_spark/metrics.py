@@ -18,7 +18,7 @@ from rmq_spark.joined_collectors import add_collectors, remove_collectors
 from rmq_spark.metric_table import Labels, make_families
 from rmq_spark.new_lines import NewLines
 from rmq_spark.store import Served, lags_at, open_reader
-from rmq_spark.store.argument_checks import refuse_cluster_options
+from rmq_spark.store.argument_checks import check_name_list, refuse_cluster_options
 from rmq_spark.store.errors import OptionError, RmqError
 from rmq_spark.store.model import QueueBounds, QueueKey
 from rmq_spark.store.names import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, check_group_name
@@ -330,10 +330,7 @@ def _place_of(
     if (path is None) == (name_server is None):
         found = "neither" if path is None else "both"
         raise OptionError(f"serve_metrics: found {found} path and name_server; expected one of them.")
-    if isinstance(groups, str):
-        raise OptionError(
-            f"serve_metrics: groups={groups!r} is a text; expected a list of names, such as [{groups!r}]."
-        )
+    check_name_list("serve_metrics", "groups", groups)
     for group in groups or ():
         check_group_name(group)
     location: Location | None

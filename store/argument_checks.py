@@ -101,6 +101,12 @@ def check_word(name: str, value: object, accepted: tuple[str, ...]) -> None:
         raise OptionError(f"{name}={value!r} is none of: {', '.join(accepted)}.")
 
 
+def check_name_list(call: str, name: str, value: object) -> None:
+    """Raise OptionError if the argument `name`, a list of names, is a text. It would be split into its letters."""
+    if isinstance(value, str):
+        raise OptionError(f"{call}: {name}={value!r} is a text; expected a list of names, such as [{value!r}].")
+
+
 def check_offset(call: str, value: object) -> int:
     """Return a queue offset as an int. Raises OptionError for any other value; the message begins with `call`."""
     number = _as_int(value)

@@ -8,6 +8,8 @@ closes it. The modules of the engine are imported when a function needs them, so
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from rmq_spark.store.argument_checks import check_name_list
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
@@ -48,6 +50,7 @@ def cluster_rates(name_server: str, topics: "Sequence[str]", **cluster_options: 
     """
     from rmq_spark.store.cluster.broker_statistics import list_rates
 
+    check_name_list("cluster_rates", "topics", topics)
     with _opened(name_server, cluster_options) as backend:
         return list_rates(backend, topics)
 
@@ -72,6 +75,7 @@ def create_cluster_topic(
     """
     from rmq_spark.store.cluster.topic_administration import TopicChanges, create_topic
 
+    check_name_list("create_cluster_topic", "brokers", brokers)
     changes = TopicChanges(read_queues, write_queues, perm, attributes or {})
     with _opened(name_server, cluster_options) as backend:
         return create_topic(backend, topic, changes, cluster=cluster, brokers=brokers, alters=alters)

@@ -82,6 +82,8 @@ def check_topic_name(name: str) -> str:
 
     Source: TopicValidator#validateTopic (5.3).
     """
+    if not isinstance(name, str):
+        raise OptionError(f"a topic's name is a text, found {name!r}; expected a name such as 'orders'")
     derived = name.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
     limit = MAX_DERIVED_TOPIC_CHARS if derived else MAX_TOPIC_CHARS
     if not _NAME.fullmatch(name) or len(name) > limit:

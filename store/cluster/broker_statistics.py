@@ -39,7 +39,8 @@ from rmq_spark.store.cluster.statistics_requests import (
     TopicGroupsRequest,
     TopicGroupsResponse,
 )
-from rmq_spark.store.errors import BackendUnavailableError, NotFoundError, RmqError
+from rmq_spark.store.errors import BackendUnavailableError, NotFoundError, OptionError, RmqError
+from rmq_spark.store.names import check_topic_name
 
 _LAST_MS = 253_402_300_800_000  # the year 10000: a broker without messages tells a time after it
 # The names of the rate of messages that were pulled: that of 5.x, and that of 4.9.
@@ -198,9 +199,14 @@ def list_routes(backend: ClusterBackend, topic: str) -> list[RouteEntry]:
 def _read_routes(backend: ClusterBackend, topics: Sequence[str]) -> dict[str, list[RouteEntry] | RmqError]:
     """Return the queues of each topic by broker, or the error of a topic, by requests that are sent together."""
     servers = backend.client.name_servers()
-    requests = {topic: RouteRequest(backend.catalog.topic_of(topic)) for topic in topics}
-    outcomes = iter(backend.client.call_all([(to, request) for request in requests.values() for to in servers]))
     found: dict[str, list[RouteEntry] | RmqError] = {}
+    requests: dict[str, RouteRequest] = {}
+    for topic in topics:
+        try:
+            requests[topic] = RouteRequest(backend.catalog.topic_of(check_topic_name(topic)))
+        except OptionError as error:
+            found[topic] = error
+    outcomes = iter(backend.client.call_all([(to, request) for request in requests.values() for to in servers]))
     for topic in requests:
         try:
             routes = _require_some([next(outcomes) for _ in servers], RouteResponse)

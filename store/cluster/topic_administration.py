@@ -38,7 +38,14 @@ from rmq_spark.store.cluster.responses import (
 from rmq_spark.store.cluster.routes import MASTER_ID, join_brokers, join_queues
 from rmq_spark.store.errors import BackendUnavailableError, BrokerError, NotFoundError, OptionError, RmqError
 from rmq_spark.store.format.config_json import TopicConfig
-from rmq_spark.store.names import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SINK_TOPICS, check_sent_topic, is_system_topic
+from rmq_spark.store.names import (
+    DLQ_TOPIC_PREFIX,
+    RETRY_TOPIC_PREFIX,
+    SINK_TOPICS,
+    check_sent_topic,
+    check_topic_name,
+    is_system_topic,
+)
 
 _NEW_QUEUES = 4  # of a topic that is created without a number
 
@@ -130,11 +137,12 @@ def create_topic(
 def delete_topic(backend: ClusterBackend, topic: str) -> DeletedTopic:
     """Delete a topic from all masters, and then its route from all name servers.
 
-    Its messages are removed by the brokers. The offsets of groups are removed with it. Raises NotFoundError if no name
-    server lists the topic, OptionError for a topic that only RocketMQ uses, BackendUnavailableError if a server does
-    not answer, and NoPermissionError if the account lacks a right. Repeat the call after such an error.
+    Its messages are removed by the brokers. The offsets of groups are removed with it. Raises OptionError for an
+    invalid name and for a topic that only RocketMQ uses, NotFoundError if no name server lists the topic,
+    BackendUnavailableError if a server does not answer, and NoPermissionError if the account lacks a right. Repeat the
+    call after such an error.
     """
-    _refuse_system(topic, "deleted")
+    _refuse_system(check_topic_name(topic), "deleted")
     stored, client = backend.catalog.topic_of(topic), backend.client
     servers = client.name_servers()
     masters = _find_masters(backend, f"delete topic {topic}")
