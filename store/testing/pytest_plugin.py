@@ -14,6 +14,9 @@ import pytest
 if TYPE_CHECKING:
     from rmq_spark.store.testing.embedded import EmbeddedCluster, EmbeddedStore
 
+# The arguments of the mark: those of RunningCluster that need no object of the test kit.
+_ARGUMENTS = ("brokers", "name_servers", "release", "cluster", "is_light")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the mark `rmq_cluster`, so that `--strict-markers` accepts it."""
@@ -40,5 +43,13 @@ def rmq_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> "Iterator[Emb
     from rmq_spark.store.testing.embedded import EmbeddedCluster
 
     mark = request.node.get_closest_marker("rmq_cluster")
-    with EmbeddedCluster(tmp_path / "rmq-cluster", **(mark.kwargs if mark else {})) as cluster:
+    settings = {} if mark is None else mark.kwargs
+    if mark is not None and (mark.args or settings.keys() - set(_ARGUMENTS)):
+        given = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in settings.items())]
+        pytest.fail(
+            f"the mark rmq_cluster has no such arguments: found ({', '.join(given)}); expected some of "
+            f"{', '.join(_ARGUMENTS)}, each with its name. Write for example @pytest.mark.rmq_cluster(brokers=2).",
+            pytrace=False,
+        )
+    with EmbeddedCluster(tmp_path / "rmq-cluster", **settings) as cluster:
         yield cluster

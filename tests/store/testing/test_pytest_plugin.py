@@ -4,6 +4,7 @@ An editable installation may be older than the entry point, so the plugin is nam
 """
 
 import configparser
+import inspect
 import os
 import re
 import subprocess
@@ -17,7 +18,9 @@ import pytest
 
 import rmq_spark
 from rmq_spark.store.errors import NotFoundError, OptionError
+from rmq_spark.store.testing.brokers import RunningCluster
 from rmq_spark.store.testing.embedded import EmbeddedCluster, EmbeddedStore
+from rmq_spark.store.testing.pytest_plugin import _ARGUMENTS
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 PLUGIN = "rmq_spark.store.testing.pytest_plugin"
@@ -79,6 +82,25 @@ def test_the_spark_example_of_TESTING_passes(run_pytest: RunPytest) -> None:
     (code,) = (code for code in EXAMPLES if "spark.readStream" in code)
     run = run_pytest(code, "-W", "default")  # what Spark warns of is not ours
     assert run.returncode == 0, run.stdout
+
+
+def test_the_mark_lists_its_arguments_if_another_is_given(run_pytest: RunPytest) -> None:
+    given = ["(2)", "(broker=2)", "(2, release='4.9')"]
+    tests = [
+        f"@pytest.mark.rmq_cluster{one}\ndef test_{number}(rmq_cluster):\n    pass" for number, one in enumerate(given)
+    ]
+    run = run_pytest("\n\n\n".join(["import pytest", *tests]))
+    assert "3 errors" in run.stdout, run.stdout
+    for one in given:
+        assert (
+            f"the mark rmq_cluster has no such arguments: found {one}; expected some of brokers, name_s" in run.stdout
+        )
+    assert "Traceback" not in run.stdout
+
+
+def test_the_arguments_of_the_mark_are_those_of_RunningCluster() -> None:
+    parameters = inspect.signature(RunningCluster).parameters
+    assert set(_ARGUMENTS) == parameters.keys() - {"folder", "tls"}
 
 
 @pytest.mark.slow
