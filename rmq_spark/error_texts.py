@@ -19,10 +19,12 @@ _BEGINNING = re.compile(
     r"^(?:An error occurred while calling [\w.]+\.\n?:\s*|\[STREAM_FAILED\][^\n]*? terminated with exception: )+"
 )
 _NOT_FOUND = re.compile(r"DATA_SOURCE_NOT_FOUND\b[^\n]*: rmq\b")
+_NO_MODE = re.compile(r'UNSUPPORTED_DATA_SOURCE_SAVE_MODE\b[^\n]*"rmq"')
 _HINT_NOT_FOUND = (
     "\nCall rmq_spark.register(spark) first, or install rmq-spark for the interpreter that PYSPARK_PYTHON names "
     "(docs/GUIDE.md, Linking)."
 )
+_HINT_NO_MODE = '\nWrite with .mode("append"): a topic supports appending only, so Overwrite is refused too.'
 
 
 def explain(error: BaseException | None) -> str:
@@ -80,4 +82,5 @@ def _first_lines(error: BaseException, text: str) -> str:
     lines = (shown[: end.start()] if end and shown[: end.start()].strip() else shown).strip().splitlines()
     more = [f"… and {len(lines) - _MAX_LINES} more lines"] if len(lines) > _MAX_LINES else []
     first = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return "\n".join([first, *lines[1:_MAX_LINES], *more]) + (_HINT_NOT_FOUND if _NOT_FOUND.search(text) else "")
+    hint = _HINT_NOT_FOUND if _NOT_FOUND.search(text) else _HINT_NO_MODE if _NO_MODE.search(text) else ""
+    return "\n".join([first, *lines[1:_MAX_LINES], *more]) + hint

@@ -146,6 +146,19 @@ LONG = "\n".join(["[UNRESOLVED_COLUMN] first line", *(f"line {number}" for numbe
             "RuntimeError: An exception was thrown from the Python worker:\nValueError: bad",
             id="without frames",
         ),
+        pytest.param(
+            '[UNSUPPORTED_DATA_SOURCE_SAVE_MODE] The data source "rmq" cannot be written in the "ErrorIfExists" mode. '
+            'Please use either the "Append" or "Overwrite" mode instead. SQLSTATE: 0A000',
+            'RuntimeError: [UNSUPPORTED_DATA_SOURCE_SAVE_MODE] The data source "rmq" cannot be written in the '
+            '"ErrorIfExists" mode. Please use either the "Append" or "Overwrite" mode instead.\n'
+            'Write with .mode("append"): a topic supports appending only, so Overwrite is refused too.',
+            id="without a mode",
+        ),
+        pytest.param(
+            '[UNSUPPORTED_DATA_SOURCE_SAVE_MODE] The data source "other" cannot be written. SQLSTATE: 0A000',
+            'RuntimeError: [UNSUPPORTED_DATA_SOURCE_SAVE_MODE] The data source "other" cannot be written.',
+            id="another source without a mode",
+        ),
         pytest.param(LONG, "RuntimeError: " + "\n".join(LONG.splitlines()[:10]) + "\n… and 9 more lines", id="long"),
         pytest.param(
             "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: rmq. Make sure … SQLSTATE: 42K02",
