@@ -1,12 +1,16 @@
 """The examples in deploy/: their syntax, and that names, ports, volumes and files in them agree. Nothing is started."""
 
 import re
+import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rmq_spark.datasource.options.option_table import CONNECTION_OPTIONS, OPTIONS, SINK_OPTIONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 
@@ -103,6 +107,32 @@ def test_the_program_of_kubernetes_uses_what_its_pod_has() -> None:
     assert any(checkpoint.startswith(f"{mount}/") for mount in mounts)
     known = {option.name for option in (*CONNECTION_OPTIONS, *OPTIONS, *SINK_OPTIONS)} | {"checkpointLocation"}
     assert set(re.findall(r'\.option\("(\w+)"', text)) <= known
+
+
+@pytest.mark.spark
+def test_the_condition_of_the_program_of_kubernetes_fails_on_no_body(spark: "SparkSession") -> None:
+    text = (DEPLOY / "kubernetes" / "orders_stream.py").read_text()
+    (condition,) = re.findall(r'orders\.where\("(.*)"\)', text)
+    large = ['{"amount": 1000}', '{"amount": 1250.50}', '{"amount": "1000.00"}']
+    others = ['{"amount": 999.99}', '{"amount": "many"}', '{"amount": null}', "{}", "not JSON", ""]
+    rows = spark.createDataFrame([(body.encode(),) for body in [*large, *others]], ["body"])
+    assert spark.conf.get("spark.sql.ansi.enabled") == "true"
+    assert [row.body for row in rows.where(condition).selectExpr("string(body) AS body").collect()] == large
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, "one-1.whl[spark,cli,pandas,plot] jupyterlab"), (2, None)])
+def test_the_image_installs_the_only_wheel(tmp_path: Path, count: int, expected: str | None) -> None:
+    text = (DEPLOY / "image" / "Dockerfile").read_text()
+    (script,) = re.findall(r"^RUN (set -- (?:.*\\\n)*.*)$", text, re.MULTILINE)
+    for number in range(1, count + 1):
+        (tmp_path / f"one-{number}.whl").touch()
+    script = script.replace("/opt/wheels", str(tmp_path)).replace("pip install --no-cache-dir", "echo")
+    ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
+    if expected is None:
+        assert (ran.returncode, ran.stdout) == (1, "")
+        assert "cannot choose a wheel: dist/ has" in ran.stderr
+    else:
+        assert ran.stdout == f"{tmp_path}/{expected}\n"
 
 
 def test_the_readme_says_that_nothing_was_run() -> None:

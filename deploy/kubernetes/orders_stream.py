@@ -33,7 +33,7 @@ orders = (
     .load()
 )
 query = (
-    orders.where("get_json_object(string(body), '$.amount') >= 1000")
+    orders.where("try_cast(get_json_object(string(body), '$.amount') AS DECIMAL(18, 2)) >= 1000")
     .writeStream.format("rmq")
     .option("nameServer", os.environ["RMQ_NAME_SERVER"])
     .option("topic", "orders_big")
