@@ -15,6 +15,7 @@ from rmq_spark.command.output import say, waiting
 from rmq_spark.command.parameters import PERMS, Size, as_data, examples, lock_timeout, network_store, perm_text
 from rmq_spark.command.place import Place, PlaceCommand, reads_place
 from rmq_spark.command.tables import show
+from rmq_spark.store.names import MAX_QUEUES
 
 _OF_STORES = ("segment_bytes", "message_delay_level", "timer_max_delay_sec", "broker_version")
 _OF_CLUSTERS = ("read_queues", "write_queues", "perm", "attributes", "cluster_name", "brokers", "alter")
@@ -34,7 +35,9 @@ _NOT_DELETED = 1
 @lock_timeout
 @network_store
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1, shell_complete=complete_topics)
-@click.option("--queues", type=click.IntRange(min=1), default=4, show_default=True, help="Queues of each new topic.")
+@click.option(
+    "--queues", type=click.IntRange(1, MAX_QUEUES), default=4, show_default=True, help="Queues of each new topic."
+)
 @click.option(
     "--segment-bytes", type=Size(), default="1g", show_default=True, help="Segment size of a new commit log, in bytes."
 )
@@ -45,10 +48,10 @@ _NOT_DELETED = 1
     "--alter", is_flag=True, help="Change the topics of a cluster that exist: only the settings that are given."
 )
 @click.option(
-    "--read-queues", type=click.IntRange(min=0), help="Queues for reading on each broker.  [default: --queues]"
+    "--read-queues", type=click.IntRange(0, MAX_QUEUES), help="Queues for reading on each broker.  [default: --queues]"
 )
 @click.option(
-    "--write-queues", type=click.IntRange(min=0), help="Queues for writing on each broker.  [default: --queues]"
+    "--write-queues", type=click.IntRange(0, MAX_QUEUES), help="Queues for writing on each broker.  [default: --queues]"
 )
 @click.option(
     "--perm",

@@ -80,6 +80,7 @@ class Watch:
         self._view, self._look_at_groups, self._list_topics = view, look_at_groups, list_topics
         self._wait, self._monotonic_s = wait, monotonic_s
         self._listed: set[str] = set()  # all topics so far
+        self._unreadable: set[str] = set()  # topics that were named because they cannot be read
 
     def updates(self, count: int | None) -> Iterator[Update]:
         """Yield `count` updates, or endlessly many if it is None. Each takes as long as `wait` does.
@@ -121,6 +122,13 @@ class Watch:
             if self._list_topics is not None:
                 raise
             return []  # the topic was deleted after it was listed
+        except rmq_spark.OptionError as error:
+            if self._list_topics is not None:
+                raise
+            if name not in self._unreadable:
+                self._unreadable.add(name)
+                say(f"{printable(name)} is not watched: {printable(typed(str(error)))}")
+            return []
 
 
 def _now_ms() -> int:

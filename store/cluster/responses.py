@@ -15,6 +15,8 @@ from rmq_spark.store.cluster.frame import Command
 from rmq_spark.store.format.config_json import TopicConfig, decode_consumer_offsets
 from rmq_spark.store.model import QueueKey
 
+MAX_QUEUE_COUNT = 1 << 20  # more than any broker has
+
 
 class Response:
     """A response with the contents that its request asked for."""
@@ -52,13 +54,21 @@ class CommitResponse(Response):
 
 @dataclass(frozen=True, slots=True)
 class QueueData:
-    """The queues of a topic on one broker (QueueData). `perm` is a sum of the constants PERM_* of `config_json`."""
+    """The queues of a topic on one broker (QueueData). `perm` is a sum of the constants PERM_* of `config_json`.
+
+    Brokers accept any numbers of queues from an administrator, so the numbers may be impossible.
+    """
 
     broker: str
     perm: int
     read_queue_count: int
     write_queue_count: int
     topic_sys_flag: int = 0
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the numbers of queues are from 0 to a limit, so that a wrong number cannot exhaust the memory."""
+        return all(0 <= count <= MAX_QUEUE_COUNT for count in (self.read_queue_count, self.write_queue_count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +105,8 @@ class RouteResponse(Response):
             QueueData(
                 answer.text(one, "brokerName"),
                 answer.integer(one, "perm"),
-                _count(answer, answer.integer(one, "readQueueNums"), "readQueueNums"),
-                _count(answer, answer.integer(one, "writeQueueNums"), "writeQueueNums"),
+                answer.integer(one, "readQueueNums"),
+                answer.integer(one, "writeQueueNums"),
                 answer.integer(one, "topicSysFlag", 0),
             )
             for one in answer.objects(route, "queueDatas")
@@ -108,15 +118,6 @@ class RouteResponse(Response):
             answer.text(route, "orderTopicConf", ""),
             bool(answer.table(route, "topicQueueMappingByBroker")),
         )
-
-
-_MAX_QUEUE_COUNT = 1 << 20  # more than any broker has; so a wrong count cannot exhaust the memory
-
-
-def _count(answer: Answer, count: int, where: str) -> int:
-    if not 0 <= count <= _MAX_QUEUE_COUNT:
-        answer.refuse(where, str(count), f"0 to {_MAX_QUEUE_COUNT}")
-    return count
 
 
 def _read_broker(answer: Answer, one: Mapping[str, object]) -> BrokerData:
@@ -254,8 +255,8 @@ class TopicConfigResponse(Response):
         return cls(
             TopicConfig(
                 answer.text(value, "topicName"),
-                _count(answer, answer.integer(value, "readQueueNums"), "readQueueNums"),
-                _count(answer, answer.integer(value, "writeQueueNums"), "writeQueueNums"),
+                answer.integer(value, "readQueueNums"),
+                answer.integer(value, "writeQueueNums"),
                 answer.integer(value, "perm"),
                 answer.boolean(value, "order"),
                 answer.text(value, "topicFilterType", "SINGLE_TAG"),

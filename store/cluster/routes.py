@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rmq_spark.store.cluster.address import join_address, split_address
-from rmq_spark.store.cluster.responses import BrokerData, QueueData, RouteResponse
+from rmq_spark.store.cluster.responses import MAX_QUEUE_COUNT, BrokerData, QueueData, RouteResponse
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE, TopicConfig
 from rmq_spark.store.model import QueueKey
@@ -28,6 +28,13 @@ def refuse_route(topic: str, route: RouteResponse) -> None:
             f"topic {topic} is a static topic, whose logical queues move between brokers; {_ORDINARY} rmq-spark does "
             "not follow such queues."
         )
+    for one in route.queues:
+        if not one.is_possible:
+            raise OptionError(
+                f"topic {topic} has {one.read_queue_count} read queues and {one.write_queue_count} write queues on "
+                f"broker {one.broker}; expected from 0 to {MAX_QUEUE_COUNT}. Correct the numbers with `rmq create "
+                "--alter --read-queues N --write-queues N`, or delete the topic."
+            )
 
 
 def refuse_light_queue(topic: str) -> None:
@@ -97,9 +104,10 @@ class RouteBook:
     def note_routes(self, topic: str, routes: Sequence[RouteResponse]) -> bool:
         """Note what name servers say about a topic now: [] if none of those that answered has a route for it.
 
-        Routes of several name servers are joined. Returns whether anything has changed.
+        Routes of several name servers are joined. Brokers with impossible numbers of queues are left out. Returns
+        whether anything has changed.
         """
-        listed = join_queues(routes)
+        listed = {name: one for name, one in join_queues(routes).items() if one.is_possible}
         known = self._queues.get(topic, {})
         before = known, self._listed.get(topic), dict(self._masters), self._slaves_only
         brokers = self._note_brokers(route.brokers for route in routes)

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from rmq_spark.store.argument_checks import check_setting
 from rmq_spark.store.cluster.backend import ClusterBackend
 from rmq_spark.store.cluster.codes import ResponseCode
 from rmq_spark.store.cluster.requests import (
@@ -37,9 +38,10 @@ from rmq_spark.store.cluster.responses import (
 )
 from rmq_spark.store.cluster.routes import MASTER_ID, join_brokers, join_queues
 from rmq_spark.store.errors import BackendUnavailableError, BrokerError, NotFoundError, OptionError, RmqError
-from rmq_spark.store.format.config_json import TopicConfig
+from rmq_spark.store.format.config_json import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
 from rmq_spark.store.names import (
     DLQ_TOPIC_PREFIX,
+    MAX_QUEUES,
     RETRY_TOPIC_PREFIX,
     SINK_TOPICS,
     check_sent_topic,
@@ -54,14 +56,22 @@ _NEW_QUEUES = 4  # of a topic that is created without a number
 class TopicChanges:
     """The settings of a topic that are given. The others keep their values, or have those of a new topic.
 
-    `perm` is a sum of the constants PERM_* of `config_json`. `attributes` are those of brokers of 5.x, such as
-    message.type.
+    `perm` is a sum of 4 (read), 2 (write) and 1 (PERM_INHERIT of `config_json`). `attributes` are those of brokers of
+    5.x, such as message.type. Brokers check none of the numbers, so OptionError is raised for impossible ones. As in
+    RocketMQ, 0 is possible: it closes the topic for readers or writers.
     """
 
     read_queues: int | None = None
     write_queues: int | None = None
     perm: int | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, count in (("read_queues", self.read_queues), ("write_queues", self.write_queues)):
+            if count is not None:
+                check_setting(name, count, 0, MAX_QUEUES)
+        if self.perm is not None:
+            check_setting("perm", self.perm, 0, PERM_READ | PERM_WRITE | PERM_INHERIT)
 
     def apply(self, known: TopicConfig) -> TopicConfig:
         """Return the settings after the changes. Its attributes are only those that are given."""

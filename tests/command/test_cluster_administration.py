@@ -303,6 +303,41 @@ def test_create_refuses_a_broker_of_another_cluster(run_cluster: RunCluster, rmq
     assert [one is None for one in topics_of(cluster, "orders").values()] == [True, False]
 
 
+@pytest.mark.parametrize("words", [("--read-queues", 2_000_000), ("--write-queues", -5), ("--queues", 65_537)])
+def test_create_refuses_impossible_numbers_of_queues(
+    run_cluster: RunCluster, rmq: Rmq, words: tuple[object, ...]
+) -> None:
+    cluster = run_cluster()
+    ran = rmq("create", "-n", cluster.address, "orders", *words)
+    assert ran.status == 2
+    assert topics_of(cluster, "orders") == {"broker-a": None}
+
+
+@each_release
+def test_a_topic_with_impossible_queues_is_a_problem_of_its_own(
+    run_cluster: RunCluster, rmq: Rmq, release: str
+) -> None:
+    cluster = run_cluster(release=release)
+    cluster.create_topic("orders", queues=1)
+    cluster.create_topic("bad", queues=1)
+    cluster.send("orders", b"x")
+    cluster.broker.set_topic("bad", read_queues=-5)
+    ran = rmq("topics", "-n", cluster.address, "--json")
+    assert ran.status == 0
+    assert {row["topic"]: row["messages"] for row in ran.rows} == {"orders": 1, "bad": 0}
+    assert "topic bad has -5 read queues" in ran.err
+    ran = rmq("watch", "-n", cluster.address, "--count", 1, "--interval", 0.1, "--json")
+    assert [one["topic"] for one in ran.rows["topics"]] == ["orders"]
+    assert "topic bad has -5 read queues" in ran.err
+    assert rmq("route", "-n", cluster.address, "bad", "--json").rows[0]["readQueues"] == -5
+    ran = rmq("create", "-n", cluster.address, "bad", "--alter", "--read-queues", 2, "--json")
+    assert (ran.status, ran.rows[0]["readQueues"]) == (0, 2)
+    assert rmq("topics", "-n", cluster.address).err == ""
+    cluster.broker.set_topic("bad", read_queues=-5)
+    assert rmq("delete", "-n", cluster.address, "bad", "--yes").status == 0
+    assert topics_of(cluster, "bad") == {"broker-a": None}
+
+
 @each_release
 def test_delete_removes_a_topic_from_brokers_and_name_servers(run_cluster: RunCluster, rmq: Rmq, release: str) -> None:
     cluster = run_cluster(release=release, brokers=2, name_servers=2)

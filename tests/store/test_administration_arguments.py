@@ -23,6 +23,12 @@ NOWHERE = "127.0.0.1:9"
             lambda: rmq_spark.cluster_rates(NOWHERE, "orders"),
             r"cluster_rates: topics='orders' is a text; expected a list of names, such as \['orders'\]",
         ),
+        (
+            lambda: rmq_spark.create_cluster_topic(NOWHERE, "orders", read_queues=-5),
+            "read_queues=-5 must be an integer",
+        ),
+        (lambda: rmq_spark.create_cluster_topic(NOWHERE, "orders", write_queues=65_537), "an integer from 0 to 65536"),
+        (lambda: rmq_spark.create_cluster_topic(NOWHERE, "orders", perm=99), "perm=99 must be an integer from 0 to 7"),
         (lambda: rmq_spark.delete_cluster_topic(NOWHERE, ""), "topic '' is not a topic's name"),
         (lambda: rmq_spark.cluster_routes(NOWHERE, ""), "topic '' is not a topic's name"),
         (lambda: rmq_spark.cluster_rates(NOWHERE, ["a b"]), "topic 'a b' is not a topic's name"),

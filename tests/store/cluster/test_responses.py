@@ -195,9 +195,9 @@ WRONG = [
     (
         105,
         {},
-        b'{"queueDatas":[{"brokerName":"b","perm":6,"readQueueNums":2000000000,"writeQueueNums":1}]}',
+        b'{"queueDatas":[{"brokerName":"b","perm":6,"readQueueNums":"2","writeQueueNums":1}]}',
         0,
-        "readQueueNums: found 2000000000; expected 0 to 1048576",
+        "readQueueNums: found '2'; expected a whole number",
     ),
     (105, {}, b'{"brokerDatas":[{"brokerName":"b","brokerAddrs":{"x":"h:1"}}]}', 0, "brokerAddrs: found 'x'"),
     (105, {}, b'{"brokerDatas":[{"brokerName":"b","brokerAddrs":{"0":7}}]}', 0, "address: found 7; expected a text"),

@@ -50,6 +50,14 @@ def test_book_has_addresses_of_both_families(address: str, expected: str | None)
     assert book.address(A) == expected
 
 
+@pytest.mark.parametrize("count", [-1, 2_000_000_000])
+def test_book_leaves_out_a_broker_with_an_impossible_number_of_queues(count: int) -> None:
+    book = RouteBook()
+    book.note_routes("orders", [route(QueueData(A, 6, count, 1), queue_data(B), broker_data(A, {0: "h:1"}))])
+    assert {queue.broker for queue in book.queues("orders")} == {B}
+    assert book.address(A) == "h:1"
+
+
 def test_refuse_names_what_cannot_be_read() -> None:
     refuse_route("orders", BOTH)
     refuse_light_queue("orders")
@@ -57,6 +65,8 @@ def test_refuse_names_what_cannot_be_read() -> None:
         refuse_config("orders", TopicConfig("orders", attributes=attributes))
     with pytest.raises(OptionError, match="topic orders is a static topic"):
         refuse_route("orders", route(queue_data(A), is_static=True))
+    with pytest.raises(OptionError, match="topic orders has 2000000000 read queues and 1 write queues on broker"):
+        refuse_route("orders", route(QueueData(A, 6, 2_000_000_000, 1)))
     with pytest.raises(OptionError, match="topic %LMQ%x is a light message queue"):
         refuse_light_queue("%LMQ%x")
     with pytest.raises(OptionError, match=r"topic orders has cleanup\.policy=COMPACTION"):
