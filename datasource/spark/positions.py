@@ -9,6 +9,7 @@ known in a queue as soon as a message was stored at or after the time, or the cl
 queue is *open*.
 """
 
+import logging
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
@@ -19,6 +20,8 @@ from rmq_spark.store.backend import Backend
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueKey
 
+_LOG = logging.getLogger("rmq_spark")
+
 NO_OFFSETS: Mapping[QueueKey, int] = {}
 
 
@@ -26,9 +29,12 @@ def find_starts(backend: Backend, bounds: Bounds, times: Times | None, strategy:
     """Return the start offset of each queue that has a startingTimestamp.
 
     If no message was stored in a queue at or after the time, `strategy` determines its start: "latest" (its end),
-    "earliest" (its minimum), or "error", which raises OptionError. An empty queue begins at its only offset.
+    "earliest" (its minimum), or "error", which raises OptionError. An empty queue begins at its only offset. Warns if
+    messages since the time may have been deleted.
     """
-    starts = find_offsets(backend, bounds, {} if times is None else times.of_each(bounds))
+    times_ms = {} if times is None else times.of_each(bounds)
+    starts = find_offsets(backend, bounds, times_ms)
+    _warn_of_deleted(backend, bounds, times_ms, starts)
     for queue, offset in starts.items():
         available = bounds[queue]
         if offset == available.max_offset and available.min_offset < available.max_offset:
@@ -41,6 +47,40 @@ def find_starts(backend: Backend, bounds: Bounds, times: Times | None, strategy:
                 )
             starts[queue] = available.max_offset if strategy == "latest" else available.min_offset
     return starts
+
+
+def _warn_of_deleted(
+    backend: Backend, bounds: Bounds, times_ms: Mapping[QueueKey, int], starts: Mapping[QueueKey, int]
+) -> None:
+    """Log once in how many queues messages since their time may have been deleted, and since when there are messages.
+
+    A broker deletes the oldest messages of all queues together. So a queue has lost nothing since the time of the
+    oldest message that is known of its broker. Only first messages are looked at, and only if one of them is a start.
+    """
+    cut = [queue for queue, offset in starts.items() if 0 < bounds[queue].min_offset == offset]
+    if not cut:
+        return
+    brokers = {queue.broker for queue in cut}
+    firsts = [
+        (queue, bounds[queue].min_offset)
+        for queue in starts
+        if queue.broker in brokers and bounds[queue].min_offset < bounds[queue].max_offset
+    ]
+    oldest: dict[str, int] = {}
+    for (queue, _), proof in backend.positions(firsts).items():
+        oldest[queue.broker] = min(proof.store_time_ms, oldest.get(queue.broker, proof.store_time_ms))
+    lost = [queue for queue in cut if queue.broker not in oldest or times_ms[queue] < oldest[queue.broker]]
+    if lost:
+        since = [oldest[queue.broker] for queue in lost if queue.broker in oldest]
+        _LOG.warning(
+            "rmq: startingTimestamp is earlier than the stored messages: retention has deleted older ones in %d of %d "
+            "queues, and %s; expected messages since %s. The query reads what exists. If it needs the rest, read a "
+            "backup",
+            len(lost),
+            len(starts),
+            f"those that exist were stored since {show_time(max(since))}" if since else "none exist",
+            show_time(min(times_ms[queue] for queue in lost)),
+        )
 
 
 def find_offsets(backend: Backend, bounds: Bounds, times_ms: Mapping[QueueKey, int]) -> dict[QueueKey, int]:

@@ -115,6 +115,11 @@ def test_a_start_time_behind_the_last_message_is_decided_by_the_strategy(store) 
     assert read(store, startingOffsetsByTimestampStrategy="earliest", **late) == ALL
 
 
+def test_a_start_time_before_deleted_messages_is_logged(store, caplog) -> None:
+    read(store, startingTimestamp=str(FIRST_MS - 1), endingTimestamp=str(FIRST_MS))
+    assert caplog.text.count("startingTimestamp is earlier than the stored messages") == 1
+
+
 def test_offsets_out_of_range_follow_fail_on_data_loss(store) -> None:
     cases = [
         ({"startingOffsets": '{"orders": {"1": 2}}'}, DataLossError, ALL),

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rmq_spark.datasource.plan.offsets import decode_offset, initial_offset
+from rmq_spark.store import open_reader
 from rmq_spark.store.errors import NotFoundError, OptionError
 from rmq_spark.store.model import QueueKey
 
@@ -141,3 +142,46 @@ def test_a_relative_start_time_counts_from_the_clock_at_load(tmp_path, query_on,
     query = query_on(path, now_ms=1_600_000_000_000 + 60_005, startingTimestamp='{"orders": {"0": "-1m"}}')
     query.clock.now_ms += 10**9
     assert query.trigger() == [(0, n) for n in range(5, 10)]
+
+
+DELETED = "startingTimestamp is earlier than the stored messages"
+
+
+def test_a_start_time_before_the_first_message_is_logged_once_if_messages_were_deleted(grow, query_on, caplog) -> None:
+    store = grow(queues=2)
+    store.append("orders", 0, 30, size=300)
+    store.append("orders", 1, 3)
+    with open_reader(store.path) as reader:
+        begin_ms = reader.proof(QueueKey("orders", 0), 0).store_time_ms
+    whole = query_on(store.path, startingTimestamp=str(begin_ms - 1000))
+    whole.trigger()
+    assert DELETED not in caplog.text
+    store.expire_segment()
+    query = query_on(store.path, startingTimestamp=str(begin_ms - 1000))
+    query.trigger()
+    store.append("orders", 0, 1)
+    query.trigger()
+    (line,) = [record.getMessage() for record in caplog.records if DELETED in record.getMessage()]
+    with open_reader(store.path) as reader:
+        first = QueueKey("orders", 0), reader.bounds(QueueKey("orders", 0)).min_offset
+        since_ms = reader.proof(*first).store_time_ms
+    assert "deleted older ones in 1 of 2 queues, and those that exist were stored since" in line
+    assert f"({since_ms} ms); expected messages since" in line
+    assert f"({begin_ms - 1000} ms). The query reads what exists." in line
+
+
+def test_a_start_time_after_the_oldest_message_of_the_log_is_not_logged(grow, query_on, caplog) -> None:
+    store = grow(queues=2)
+    store.append("orders", 1, 1)
+    store.append("orders", 0, 30, size=300)
+    store.append("orders", 1, 1)
+    store.expire_segment()
+    with open_reader(store.path) as reader:
+        queues = [QueueKey("orders", 0), QueueKey("orders", 1)]
+        first = [reader.proof(queue, reader.bounds(queue).min_offset).store_time_ms for queue in queues]
+        assert reader.bounds(queues[1]).min_offset == 1
+    assert first[0] < first[1]
+    query_on(store.path, startingTimestamp=str(first[0] + 1)).trigger()
+    assert DELETED not in caplog.text
+    query_on(store.path, startingTimestamp=str(first[0] - 1)).trigger()
+    assert "deleted older ones in 2 of 2 queues" in caplog.text
