@@ -8,12 +8,16 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rmq_spark.datasource.options.option_table import CONNECTION_OPTIONS, OPTIONS, SINK_OPTIONS
+from rmq_spark.store import open_reader
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.brokers import RunningCluster
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.sample_store import build_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,6 +131,28 @@ def test_runs_of_airflow_have_an_interval() -> None:
     (imported,) = re.findall(r"^from airflow\.sdk import (.*)$", code, re.MULTILINE)
     assert "CronDataIntervalTimetable" in imported.split(", "), 'with "@daily" begin and end of the interval are equal'
     assert "schedule=CronDataIntervalTimetable(" in code
+
+
+def test_airflow_refuses_a_day_that_was_deleted(tmp_path: Path) -> None:
+    ((_, _, code),) = BLOCK.findall((RECIPES / "airflow.md").read_text())
+    (function,) = [one for one in ast.parse(code).body if getattr(one, "name", "") == "require_whole"]
+    namespace: dict[str, Any] = {}
+    exec(compile(ast.Module([function], []), "airflow.md", "exec"), namespace)
+    require_whole = namespace["require_whole"]
+    assert code.index("require_whole(reader, ") < code.index('.mode("overwrite")')
+    first_ms = 1_600_000_000_000
+    messages = [SampleMessage("orders", number % 2, b"x", store_timestamp=first_ms + number) for number in range(6)]
+    build_store(tmp_path / "whole", messages)
+    build_store(tmp_path / "cut", messages, first_offsets={QueueKey("orders", 1): 4})
+    build_store(tmp_path / "gone", messages[::2], first_offsets={QueueKey("orders", 0): 4})
+    with open_reader(tmp_path / "whole") as reader:
+        require_whole(reader, "orders", first_ms - 1)
+    with open_reader(tmp_path / "cut") as reader:
+        require_whole(reader, "orders", first_ms + 1)
+        with pytest.raises(RuntimeError, match="messages of orders may be deleted since"):
+            require_whole(reader, "orders", first_ms)
+    with open_reader(tmp_path / "gone") as reader, pytest.raises(RuntimeError):
+        require_whole(reader, "orders", first_ms - 1)
 
 
 def test_the_recipe_of_kubernetes_is_the_program_that_is_deployed() -> None:
