@@ -56,8 +56,9 @@ def _warn_of_deleted(
 
     A broker deletes the oldest messages of all queues together. So a queue has lost nothing since the time of the
     oldest message that is known of its broker. Only first messages are looked at, and only if one of them is a start.
+    The time 0 means whatever exists.
     """
-    cut = [queue for queue, offset in starts.items() if 0 < bounds[queue].min_offset == offset]
+    cut = [queue for queue, offset in starts.items() if 0 < bounds[queue].min_offset == offset and times_ms[queue] != 0]
     if not cut:
         return
     brokers = {queue.broker for queue in cut}

@@ -386,6 +386,25 @@ def test_store_that_is_the_same_after_a_restart_is_no_data_loss(cluster: Running
     stream.reader.stop()
 
 
+def test_a_start_time_before_deleted_messages_is_logged(
+    cluster: RunningCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(time: str) -> list[Row]:
+        reader = source_of(cluster, startingTimestamp=time).reader(SCHEMA)
+        return sorted(rows_of(reader, reader.partitions()))
+
+    long_ago = "2020-01-01T00:00:00Z"
+    assert len(read(long_ago)) == 6
+    cluster.brokers["broker-a"].expire("orders", 0, 2)
+    assert read(long_ago) == rows("a", 2) + rows("b", 0, 1, 2)
+    cluster.brokers["broker-a"].expire("orders", 0, 3)
+    assert read(long_ago) == rows("b", 0, 1, 2)
+    read("0")  # whatever exists
+    lines = [one.getMessage() for one in caplog.records if "startingTimestamp is earlier" in one.getMessage()]
+    assert ["deleted older ones in 1 of 2 queues" in one for one in lines] == [True, True]
+    assert ["none exist" in one for one in lines] == [False, True]
+
+
 def test_store_whose_record_has_expired_is_not_compared(cluster: RunningCluster, tmp_path: Path) -> None:
     stream = Stream(cluster, startingOffsets="earliest")
     assert len(stream.trigger()) == 6
