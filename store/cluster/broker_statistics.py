@@ -288,7 +288,7 @@ def list_rates(backend: ClusterBackend, topics: Sequence[str]) -> list[TopicRate
     if no master answers for any topic.
     """
     stored = {topic: backend.catalog.topic_of(topic) for topic in topics}
-    counted = [_find_masters(backend, topic, routes) for topic, routes in _read_routes(backend, topics).items()]
+    counted = [_begin_count(backend, topic, routes) for topic, routes in _read_routes(backend, topics).items()]
     backend.client.name_brokers({address: name for one in counted for name, address in one.masters.items()})
     calls = [
         _Call(one, name, TopicGroupsRequest(stored[one.topic], name), one.add_groups)
@@ -302,7 +302,7 @@ def list_rates(backend: ClusterBackend, topics: Sequence[str]) -> list[TopicRate
     return [row for one in counted for row in one.rates(stored[one.topic], backend.client.address.namespace)]
 
 
-def _find_masters(backend: ClusterBackend, topic: str, routes: list[RouteEntry] | RmqError) -> _Counted:
+def _begin_count(backend: ClusterBackend, topic: str, routes: list[RouteEntry] | RmqError) -> _Counted:
     """Return a topic with its masters, before any of them is asked."""
     found = _Counted(topic)
     if isinstance(routes, RmqError):
