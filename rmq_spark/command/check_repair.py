@@ -12,6 +12,7 @@ from rmq_spark.command.default_place import StoreCommand
 from rmq_spark.command.output import print_data, printable, progress, rows_of, say, typed
 from rmq_spark.command.parameters import appending, examples, reading
 from rmq_spark.command.tables import PIPE_CHARS, show, terminal_width
+from rmq_spark.store import count_text
 
 NOT_HEALTHY = 3
 _MAX_FINDINGS = 20
@@ -94,7 +95,7 @@ def repair(
             say(_CUT_ADVICE if can_cut else "The texts above describe the next steps.")
         return 0 if plan.report.is_healthy else NOT_HEALTHY
     if plan.is_lossy and not accept_loss:
-        lost = f"{plan.messages_lost:,} messages would be lost"
+        lost = f"{count_text(plan.messages_lost, 'message')} would be lost"
         say(f"{lost}, so nothing was changed. Copy the store, then repeat with --accept-loss.")
         return NOT_HEALTHY
     if not yes and not _confirm(path, plan):
@@ -111,7 +112,7 @@ def repair(
     if as_data:
         print_data(rows_of(plan.to_arrow()))
     else:
-        say(f"{len(done.steps)} steps done, {len(done.left)} left. Checked again:")
+        say(f"{count_text(len(done.steps), 'step')} done, {len(done.left)} left. Checked again:")
         _print_report(done.report)
     return 0 if done.report.is_healthy else NOT_HEALTHY
 
@@ -121,7 +122,7 @@ def _confirm(path: str, plan: Any) -> bool:
     if not sys.stdin.isatty():
         say("Standard input is not a terminal, so confirmation is impossible. Add --yes to repair without it.")
         return False
-    lost = f" {plan.messages_lost:,} messages will be lost." if plan.is_lossy else ""
+    lost = f" {count_text(plan.messages_lost, 'message')} will be lost." if plan.is_lossy else ""
     click.echo(f"Apply this plan to {path}?{lost} [y/N] ", nl=False, err=True)
     answer = sys.stdin.readline()
     if not answer:
@@ -140,7 +141,7 @@ def _print_report(report: Any) -> None:
         _print_wrapped(f"{row['what']}{expected}")
         if row["topic"] is not None:
             offsets = "" if row["begin"] is None else f", queue offsets [{row['begin']}, {row['end']})"
-            count = f", {row['messages']:,} messages" if row["messages"] else ""
+            count = f", {count_text(row['messages'], 'message')}" if row["messages"] else ""
             _print_wrapped(f"queue {row['topic']}/{row['queueId']}{offsets}{count}")
         if row["nextStep"]:
             _print_wrapped(typed(row["nextStep"]))

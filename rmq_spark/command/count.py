@@ -14,6 +14,7 @@ from rmq_spark.command.parameters import TIMES, begin_time, end_time, examples, 
 from rmq_spark.command.place import Place, PlaceCommand, QueueName, queue_names_option, reads_place
 from rmq_spark.command.queue_views import Beginning, ClusterView, StoreView, expand_topics, open_view
 from rmq_spark.command.tables import show
+from rmq_spark.store import count_text
 from rmq_spark.store.model import QueueKey
 
 _EXAMPLES = examples(
@@ -92,7 +93,7 @@ def count(
             )
             for topic, (values, messages) in others.items():
                 shown = (most or 0) + values
-                say(f"{topic}: {values:,} other {by}s with {messages:,} messages. --top {shown} shows all.")
+                say(f"{topic}: {values:,} other {by}s with {count_text(messages, 'message')}. --top {shown} shows all.")
             return 1 if view.is_incomplete else 0
         counts = {queue: end - begin for queue, (begin, end) in ranges.items()}
         if any(filters.values()):

@@ -12,6 +12,7 @@ from rmq_spark.command.output import STOPPED, print_data, progress, say, typed
 from rmq_spark.command.parameters import TIMES, appending_options, begin_time, end_time, examples
 from rmq_spark.command.place import PathFirstCommand, Place, takes_place
 from rmq_spark.command.queue_views import expand_topics, has_patterns, split_topics
+from rmq_spark.store import count_text
 
 _EXPORT_EXAMPLES = examples(
     "rmq export store orders.parquet --topic orders",
@@ -88,7 +89,7 @@ def export(
         row = {"path": str(done.path), "messages": done.messages, "bytes": done.bytes, "topics": list(done.topics)}
         print_data([row])
     else:
-        say(f"{done.messages:,} messages of {', '.join(done.topics) or 'no topic'} written to {done.path}.")
+        say(f"{count_text(done.messages, 'message')} of {', '.join(done.topics) or 'no topic'} written to {done.path}.")
 
 
 @click.command("import", cls=PathFirstCommand, epilog=_IMPORT_EXAMPLES)
@@ -139,9 +140,9 @@ def import_(
     topics = f" Topics: {', '.join(done.topics)}." if done.topics else ""
     if place.is_cluster:
         skipped = f", {done.skipped:,} skipped" if done.skipped else ""
-        say(f"{done.messages:,} messages sent{skipped}.{topics}")
+        say(f"{count_text(done.messages, 'message')} sent{skipped}.{topics}")
     else:
-        say(f"{done.messages:,} messages appended, {done.skipped:,} skipped as imported before.{topics}")
+        say(f"{count_text(done.messages, 'message')} appended, {done.skipped:,} skipped as imported before.{topics}")
 
 
 def _import(place: Place, arguments: dict[str, Any]) -> Any:

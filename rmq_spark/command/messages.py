@@ -28,6 +28,7 @@ from rmq_spark.command.place import (
     spell_limits,
 )
 from rmq_spark.command.queue_views import BROKER_NAME, Beginning, ClusterView, StoreView, expand_topics, open_view
+from rmq_spark.store import count_text
 from rmq_spark.store.model import QueueKey
 
 _OFFSET = "queueOffset"
@@ -296,7 +297,7 @@ def cat(
 def _print_summary(count: int, form: str, file: str | None) -> None:
     """Print to stderr the number of messages written to a file, or that no message matches."""
     if file is not None:
-        say(f"{count:,} messages written to {file}.")
+        say(f"{count_text(count, 'message')} written to {file}.")
     elif not count and form == "text":
         say("No messages match.")
 

@@ -15,6 +15,7 @@ from rmq_spark.command.output import say, waiting
 from rmq_spark.command.parameters import PERMS, Size, as_data, examples, lock_timeout, network_store, perm_text
 from rmq_spark.command.place import Place, PlaceCommand, reads_place
 from rmq_spark.command.tables import show
+from rmq_spark.store import count_text
 from rmq_spark.store.names import MAX_QUEUES
 
 _OF_STORES = ("segment_bytes", "message_delay_level", "timer_max_delay_sec", "broker_version")
@@ -194,7 +195,7 @@ def delete(name_server: str, topics: tuple[str, ...], yes: bool, as_data: bool, 
             with waiting("asking brokers"):
                 routes = rmq_spark.cluster_routes(**arguments, topic=topic)
             names = ", ".join(one.broker for one in routes)
-            say(f"{topic}: {sum(one.write_queues for one in routes)} queues on {names}")
+            say(f"{topic}: {count_text(sum(one.write_queues for one in routes), 'queue')} on {names}")
         if not click.confirm(f"Delete {', '.join(topics)} with all messages?", err=True):
             say("Nothing was deleted.")
             return _NOT_DELETED

@@ -200,7 +200,8 @@ def test_the_command_uses_only_what_the_package_shows(path: Path) -> None:
                 assert {alias.name for alias in node.names} <= {*rmq_spark.__all__, "__version__"}
             else:
                 # The words are for every layer. Metrics and log lines have options here, and JSON is one text.
-                allowed = {"rmq_spark.store.model", "rmq_spark.store.names", "rmq_spark.store", "rmq_spark.metrics"}
+                allowed = {"rmq_spark.store.model", "rmq_spark.store.names", "rmq_spark.store"}
+                allowed |= {"rmq_spark.metrics", "rmq_spark.new_lines"}
                 allowed |= {f"rmq_spark.datasource.spark.{name}" for name in ("log_lines", "json_text")}
                 is_allowed = node.module.startswith("rmq_spark.command") or node.module in allowed
                 assert is_allowed, f"{path.name}: {node.module}"
