@@ -17,6 +17,17 @@ from rmq_spark.store.model import LAST_SECONDS_MS
 
 _KEYWORDS = ("earliest", "latest")
 _OFFSETS = '\'{"orders": {"0": 12}}\''
+_FORMS = f"earliest, latest, TIME, or {_OFFSETS}"
+
+
+class _Where(click.ParamType):
+    """Where a group is reset to, as text."""
+
+    name = "where"
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        """Return what is expected."""
+        return f"Expected {_FORMS}. {TIMES}"
 
 
 _RESET_EXAMPLES = examples(
@@ -30,7 +41,7 @@ _RESET_EXAMPLES = examples(
 @click.command(cls=PathFirstCommand, epilog=f"{TIMES}\n\n{_RESET_EXAMPLES}")
 @takes_place(writing_options)
 @click.argument("group", shell_complete=complete_groups)
-@click.argument("to", metavar="WHERE")
+@click.argument("to", metavar="WHERE", type=_Where())
 @click.option(
     "--topic",
     "topics",
@@ -99,7 +110,7 @@ def _parse_where(to: str) -> Any:
     try:
         time_ms = Moment().convert(to, None, None)
     except click.BadParameter:
-        raise click.UsageError(f"WHERE {to!r}: expected earliest, latest, TIME, or {_OFFSETS}. {TIMES}") from None
+        raise click.UsageError(f"WHERE {to!r}: expected {_FORMS}. {TIMES}") from None
     # `reset_offsets` refuses a number of ms that looks like seconds, which a date before 2001 may be.
     return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms <= LAST_SECONDS_MS else time_ms
 

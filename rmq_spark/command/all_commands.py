@@ -64,6 +64,24 @@ COMMANDS = {
 _READ_ONLY = frozenset(
     "topics queues count groups lag members brokers route stats watch browse cat get dump check doctor".split()  # noqa: SIM905
 )
+# Names that mqadmin and other tools have for these commands, in lower case.
+OTHER_NAMES = {
+    **dict.fromkeys(("ls", "list", "topiclist"), "topics"),
+    **dict.fromkeys(("topicstatus", "offsets"), "queues"),
+    **dict.fromkeys(("clusterlist", "brokerstatus"), "brokers"),
+    "topicroute": "route",
+    "statsall": "stats",
+    **dict.fromkeys(("updatetopic", "updatetopicperm"), "create"),
+    **dict.fromkeys(("deletetopic", "rm"), "delete"),
+    **dict.fromkeys(("querymsgbyid", "querymsgbyuniquekey", "querymsgbykey", "querymsgbyoffset"), "get"),
+    **dict.fromkeys(("printmsg", "printmsgbyqueue", "consumemessage", "consume", "read", "tail"), "cat"),
+    **dict.fromkeys(("sendmessage", "produce", "write"), "send"),
+    "consumerprogress": "groups",
+    **dict.fromkeys(("consumerconnection", "consumerstatus"), "members"),
+    **dict.fromkeys(("resetoffsetbytime", "skipaccumulatedmessage"), "reset"),
+    "querycq": "dump",
+    **dict.fromkeys(("verify", "fsck"), "check"),
+}
 # What to do in a cluster instead of the commands that need the files of a store.
 _ON_THE_MACHINE = "Run it on the machine of a broker, with the broker's storePathRootDir as PATH"
 _OF_FILES = {
@@ -96,7 +114,8 @@ class _Rmq(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return name, command and remaining arguments. Raises UsageError with similar names for an unknown one."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], COMMANDS, 2)
+            other = OTHER_NAMES.get(args[0].lower())
+            near = [other] if other else difflib.get_close_matches(args[0], COMMANDS, 2)
             hint = f"Did you mean {' or '.join(near)}?" if near else "`rmq --help` lists them."
             ctx.fail(f"unknown command {args[0]!r}. {hint}")
         name, command, rest = super().resolve_command(ctx, args)

@@ -1,6 +1,7 @@
 """`rmq dump`: show a file of a store, entry by entry, with byte positions."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,19 +24,32 @@ _EXAMPLES = examples(
 )
 
 
+class _Limit(click.IntRange):
+    """A number of entries. An address is refused as the name server that -n means in other commands."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number."""
+        if isinstance(value, str) and ":" in value:
+            raise click.NoSuchOption("--name-server", ctx=ctx)
+        return int(super().convert(value, param, ctx))
+
+
 @click.command(epilog=_EXAMPLES)
-@click.argument("path", metavar="PATH", type=click.Path(exists=True, dir_okay=False))
+@click.argument("path", metavar="PATH", type=click.Path(exists=True))
 @as_data_option
 @click.option("--position", type=click.IntRange(min=0), default=0, show_default=True, help="First byte to read.")
-@click.option(
-    "-n", "--limit", type=click.IntRange(min=1), help="Maximum number of entries.  [default: 100; JSON and CSV: all]"
-)
+@click.option("-n", "--limit", type=_Limit(min=1), help="Maximum number of entries.  [default: 100; JSON and CSV: all]")
 @click.option("--kind", help="Kind of the file. An unknown kind lists all kinds.  [default: by path]")
 def dump(path: str, as_data: bool, position: int, limit: int | None, kind: str | None) -> None:
     """Show the file at PATH: a commit-log segment, a consume-queue file, an index, a checkpoint, or any other file.
 
     Positions are in bytes from the start of the file. Damaged bytes are shown as damage. The file is not changed.
     """
+    if Path(path).is_dir():
+        raise click.UsageError(
+            f"{path} is a folder; expected one file, such as STORE/commitlog/00000000000000000000 or STORE/checkpoint. "
+            "`rmq check STORE` reads all files of a store."
+        )
     if as_data:
         batches = rmq_spark.dump(path, kind=kind, position=position, limit=limit)
         print_data(row for batch in batches for row in rows_of(batch))

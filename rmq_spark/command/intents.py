@@ -35,6 +35,27 @@ _times = together(
 )
 
 
+class _LedgerBroker(click.Option):
+    """The option `--ledger-broker`. It is part of the usage."""
+
+    def get_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return the words of the usage."""
+        return [f"{self.opts[0]} {self.metavar}"]
+
+
+class _BrokerName(click.ParamType):
+    """The name of a broker."""
+
+    name = "broker"
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        """Return how to find the names."""
+        return (
+            "Expected the name of one broker, such as --ledger-broker broker-a. `rmq brokers -n HOST:PORT` lists the "
+            "names."
+        )
+
+
 def _only_one(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str:
     """Return the name of the broker. Fails for several names, of which click would take the last one."""
     if len(values) > 1:
@@ -51,9 +72,11 @@ def _only_one(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     "--ledger-broker",
     required=True,
     multiple=True,
+    cls=_LedgerBroker,
+    type=_BrokerName(),
     callback=_only_one,
     metavar="NAME",
-    help="Name of the broker that keeps the ledger, for ever.",
+    help="Name of the broker that keeps the ledger, for ever. `rmq brokers` lists the names.",
 )
 @click.option(
     "--replace-ledger",

@@ -4,6 +4,7 @@
 (`queue_views`) merges the batches of all queues.
 """
 
+import difflib
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -317,5 +318,8 @@ def _column_names(columns: str | None, *, has_brokers: bool) -> list[str]:
     unknown = [name for name in names if name not in known]
     if unknown or len(set(names)) < len(names):
         what = f"unknown column {', '.join(unknown)}" if unknown else "a column is repeated"
-        raise click.UsageError(f"--columns {columns}: {what}; expected some of: {', '.join(known)}.")
+        lowered = {name.lower(): name for name in known}
+        near = [lowered[one] for name in unknown for one in difflib.get_close_matches(name.lower(), lowered, 1)]
+        hint = f" Did you mean {' and '.join(near)}?" if near else ""
+        raise click.UsageError(f"--columns {columns}: {what}; expected some of: {', '.join(known)}.{hint}")
     return names

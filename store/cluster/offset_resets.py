@@ -97,7 +97,10 @@ def find_targets(
 def _topics_of(backend: ClusterBackend, group: str) -> list[str]:
     """Return the topics in which a group has offsets, without its retry topic."""
     asked = GroupProgress(backend)
-    progress = asked.require(group)
+    try:
+        progress = asked.require(group)
+    except NotFoundError as error:
+        raise NotFoundError(f"{error} Name the topics to reset.") from None
     if progress.silent:
         raise BackendUnavailableError(
             f"cannot reset consumer group {group}: {describe_silent(progress.silent)}, so its topics are not all "

@@ -15,7 +15,7 @@ import click
 import pytest
 
 import rmq_spark
-from rmq_spark.command.all_commands import COMMANDS, make_group
+from rmq_spark.command.all_commands import COMMANDS, OTHER_NAMES, make_group
 from rmq_spark.command.output import typed
 
 Rmq = Callable[..., Any]
@@ -99,6 +99,24 @@ def test_a_wrong_command_is_answered_with_what_was_meant(rmq: Rmq) -> None:
     assert ran.status == 2
     assert "unknown command 'topcs'. Did you mean topics?" in ran.err
     assert "`rmq --help` lists them" in rmq("xyz").err
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("ls", "topics"), ("list", "topics"), ("topicList", "topics"), ("clusterList", "brokers"), ("queryCq", "dump")],
+)
+def test_a_name_of_another_program_is_answered_with_the_command(rmq: Rmq, word: str, meant: str) -> None:
+    ran = rmq(word, "store")
+    assert ran.status == 2
+    assert f"unknown command {word!r}. Did you mean {meant}?" in ran.err
+
+
+def test_each_name_of_mqadmin_in_the_documentation_is_known() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "ROCKETMQ.md").read_text()
+    rows = re.findall(r"^\| (`[^|]+) \| `rmq ([\w-]+)[^|]*\|", page.partition("## mqadmin and rmq")[2], re.MULTILINE)
+    named = {name.lower(): command for names, command in rows for name in re.findall("`([A-Za-z]+)`", names)}
+    assert len(named) > 20
+    assert {name: OTHER_NAMES.get(name) for name in named} == named
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def test_columns_as_text_are_values_with_tabs_between(rmq: Rmq, demo: Path) -> N
         (("--follow", "--to", "now"), "--follow and --to cannot be combined"),
         (("--json", "--format", "text"), "--json and --format text cannot be combined"),
         (("--columns", "bodi"), "unknown column bodi; expected some of: topic"),
+        (("--columns", "Keys,bdy"), "Did you mean keys and body?"),
         (("--columns", "body,body"), "a column is repeated"),
         (("--queue", "9"), "Its queues: 0, 1, 2, 3"),
         (("--from", "noon"), "is not a time"),

@@ -110,6 +110,10 @@ def test_reset_of_a_cluster(rmq_n: Rmq, cluster: RunningCluster) -> None:
         **{"group": GROUP, "topic": "orders", "brokerName": "broker-b", "queueId": 0},
         **{"oldGroupOffset": 0, "groupOffset": 3},
     }
+    ran = rmq_n("reset", "fresh", "latest")
+    assert (ran.status, ran.out) == (1, "")
+    assert 'no consumer group "fresh"' in ran.err
+    assert ran.err.endswith("Name the topics to reset with --topic.\n")
     assert len(rmq_n("reset", "fresh", "latest", "--topic", "orders", "--json").rows) == 2
     assert rmq_spark.group_offsets(name_server=cluster.address, group="fresh")["orders"]["broker-a:0"] == 3
     ran = rmq_n("reset", GROUP, "now+1h")

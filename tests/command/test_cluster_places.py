@@ -76,6 +76,12 @@ def test_what_needs_files_says_what_to_do_for_a_cluster(rmq: Rmq, words: tuple[s
     assert advice in ran.err
 
 
+def test_dump_takes_an_address_after_n_for_a_name_server(rmq: Rmq) -> None:
+    ran = rmq("dump", "-n", "ns:9876")
+    assert ran.status == 2
+    assert "--name-server: `rmq dump` needs the files of a store." in ran.err
+
+
 def test_help_lists_the_options_for_a_cluster_apart(rmq: Rmq) -> None:
     text = rmq("cat", "--help").out
     options, of_clusters = text.split("\nOptions:")[1].split("\nOptions for a cluster:")

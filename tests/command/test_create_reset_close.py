@@ -81,6 +81,13 @@ def test_a_group_that_cannot_be_reset_is_answered_with_what_can_be_done(rmq: Rmq
     assert "Name the topics to reset with --topic. The store has no groups." in ran.err
 
 
+def test_without_where_it_says_what_is_expected(rmq: Rmq, store: Path) -> None:
+    ran = rmq("reset", store, "billing")
+    assert ran.status == 2
+    assert "Missing argument 'WHERE'. Expected earliest, latest, TIME, or '{\"orders\"" in ran.err
+    assert "now-10m" in ran.err
+
+
 def test_an_offset_outside_a_queue_changes_nothing(rmq: Rmq, store: Path) -> None:
     before = (store / "config" / "consumerOffset.json").read_bytes()
     assert rmq("reset", store, "billing", '{"payments": {"0": 9999}}').status == 1

@@ -42,3 +42,10 @@ def test_a_kind_that_is_none_is_answered_with_those_that_are(rmq: Rmq, demo: Pat
     ran = rmq("dump", demo / "checkpoint", "--kind", "x")
     assert ran.status == 1
     assert "commitlog, consumequeue" in ran.err
+
+
+def test_a_folder_is_answered_with_files_of_a_store(rmq: Rmq, demo: Path) -> None:
+    ran = rmq("dump", demo)
+    assert ran.status == 2
+    assert f"{demo} is a folder; expected one file, such as STORE/commitlog/00000000000000000000" in ran.err
+    assert "`rmq check STORE` reads all files of a store." in ran.err

@@ -193,7 +193,9 @@ def test_skip_of_a_lost_batch_says_how_to_go_on(rmq: Rmq, prepared: RunningClust
         (("intents", "finish", "-n", "ns:1"), "Missing argument 'ID'"),
         (("intents", "list"), "cannot find the cluster: found no -n HOST:PORT"),
         (("intents", "end", "-n", "ns:1"), "No such command 'end'"),
-        (("prepare-sink", "-n", "ns:1"), "Missing option '--ledger-broker'"),
+        (("prepare-sink", "-n", "ns:1"), "Missing option '--ledger-broker'. Expected the name of one broker, such as "),
+        (("prepare-sink", "-n", "ns:1"), "`rmq brokers -n HOST:PORT` lists the names."),
+        (("prepare-sink", "-n", "ns:1"), "[OPTIONS] -n HOST:PORT --ledger-broker NAME"),
         (("prepare-sink", "-n", "ns:1", "--ledger-broker", "a", "--ledger-broker", "b"), "found a, b; expected one"),
     ],
 )
