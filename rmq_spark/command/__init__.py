@@ -19,7 +19,7 @@ _OBJECTS_BEFORE_COLLECTION = 50_000
 _UNUSED = ("pandas", "dateutil")
 _EXTRA = ("click", "rich")
 _MISSING = """\
-rmq: the package {missing} is not installed; expected rmq-spark's extra "cli". Install it:
+rmq: {missing} not installed; expected rmq-spark's extra "cli". Install it:
 
     pip install "rmq-spark[cli]"
 """
@@ -42,7 +42,8 @@ def main() -> None:
     """Run the command with the arguments of the process, then exit."""
     missing = [name for name in _EXTRA if find_spec(name) is None]
     if missing:
-        sys.stderr.write(_MISSING.format(missing=" and ".join(missing)))
+        names = f"the packages {' and '.join(missing)} are" if len(missing) > 1 else f"the package {missing[0]} is"
+        sys.stderr.write(_MISSING.format(missing=names))
         raise SystemExit(2)
     sys.meta_path.insert(0, _UnusedPackages())
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)

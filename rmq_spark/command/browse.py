@@ -6,12 +6,11 @@ reads a page at a time.
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 
 import click
 
 from rmq_spark.command.output import waiting
-from rmq_spark.command.parameters import examples
+from rmq_spark.command.parameters import examples, require_package
 from rmq_spark.command.place import Place, PlaceCommand, reads_place
 
 
@@ -23,11 +22,7 @@ def browse(place: Place) -> None:
     Messages are read a page at a time, never a whole topic, and nothing is changed. They can be searched by key, id,
     time, offset and text. A body is shown as text, JSON or hex.
     """
-    if find_spec("textual") is None:
-        raise click.UsageError(
-            'the package textual is not installed; expected rmq-spark\'s extra "browse". Install it: pip install '
-            "'rmq-spark[browse]'"
-        )
+    require_package("textual", "browse")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError(
             "standard input or output is not a terminal; expected one. In a script use `rmq topics`, `rmq cat` or "

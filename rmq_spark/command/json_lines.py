@@ -131,7 +131,7 @@ class JsonMessages:
         return self._error(part.lines[0], str(error).removeprefix("row 0, ").rstrip("."), _texts_of(row))
 
     def _error(self, line: int, problem: str, shown: Iterable[str]) -> LineError:
-        return LineError(f"{self._name}:{line}: {problem}. {_ADVICE}", [self._name, *shown])
+        return LineError(f"cannot send {self._name}:{line}: {problem}. {_ADVICE}", [self._name, *shown])
 
     def _parse(self, text: bytes) -> dict[str, Any]:
         """Return the fields of a line to send. Raises ValueError with what was found and what was expected."""
@@ -213,7 +213,8 @@ def _body_of(row: dict[str, Any]) -> bytes:
         _require_valid_text(_BODY, body)
         return body.encode()
     if body is not None or not isinstance(encoded, str):
-        raise ValueError(f"found {_BODY} {_shown(body)}; expected a text, or null and base64 in {_BASE64}")
+        found = f"{_BODY} {_shown(body)}" if _BODY in row else f"no {_BODY}"
+        raise ValueError(f"found {found}; expected a text, or null and base64 in {_BASE64}")
     try:
         return base64.b64decode(encoded, validate=True)
     except ValueError:  # also of a text that is not ASCII

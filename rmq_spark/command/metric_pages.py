@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from rmq_spark.command.parameters import require_package
 from rmq_spark.metrics import MetricsServer
 
 metrics_option = click.option(
@@ -15,8 +16,6 @@ metrics_option = click.option(
 
 
 def open_page(serve: Callable[..., MetricsServer], *arguments: Any, **named: Any) -> MetricsServer:
-    """Call a function that serves metrics. Raises ClickException without the extra."""
-    try:
-        return serve(*arguments, **named)
-    except ModuleNotFoundError as error:
-        raise click.ClickException(str(error)) from error
+    """Call a function that serves metrics. Raises UsageError without the extra."""
+    require_package("prometheus_client", "metrics")
+    return serve(*arguments, **named)

@@ -45,6 +45,12 @@ _TYPED = {
         'in a cluster \'{"orders": {"broker-a:0": 12}}\''
     ),
     "Name the topics to reset": "Name the topics to reset with --topic",
+    "Read around the position with startingOffsets and endingOffsets": (
+        "Find all damage with `rmq check`, read around it with `rmq cat --offset` or --from"
+    ),
+    "Read around the message with startingOffsets and endingOffsets": (
+        "Read around the message with `rmq cat --offset` or --from"
+    ),
     "startingOffsets and endingOffsets of the source": "`rmq cat --offset`; in Spark startingOffsets and endingOffsets",
     "user who runs Spark": "user who runs rmq",
     "Set tls=false if the server has no TLS (tls.server.mode=disabled), or tlsCertFile and": (

@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -16,6 +17,15 @@ _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _LAST_MS = 2**63 - 1
 _TIME_FORMS = "ms since 1970, 2026-01-31T12:00:00Z, 2026-01-31 (UTC without a zone), now, or now-10m"
+
+
+def require_package(package: str, extra: str) -> None:
+    """Raise UsageError, with the pip command, if a package of an extra is not installed."""
+    if find_spec(package) is None:
+        raise click.UsageError(
+            f'the package {package} is not installed; expected rmq-spark\'s extra "{extra}". Install it: pip install '
+            f'"rmq-spark[{extra}]"'
+        )
 
 
 class Moment(click.ParamType):

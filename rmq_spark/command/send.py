@@ -3,6 +3,7 @@
 Printed messages are stored, in a store durably.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
@@ -34,6 +35,8 @@ _TYPES = {
     "delayLevel": pa.int32(),
     "deliverTimestamp": pa.int64(),
 }
+# The error of a queue id, which is the same for all messages of the command line.
+_WRONG_QUEUE = re.compile(r"row \d+, topic '.*': queueId (-?\d+ is not one of .*), or null for any\.?", re.DOTALL)
 _EXAMPLES = examples(
     "rmq send store orders '{\"order\": 42}' --tags paid --key order-42",
     "rmq send store orders 'a reminder' --deliver-at now+1h",
@@ -136,7 +139,9 @@ def send(
             _show(place, results, by_queue=lines or from_json is not None, as_data=as_data)
     except BaseException as error:
         if sent.count or from_json is not None:
-            say(f"{sent.count:,} messages were sent before." if sent.count else "Nothing was sent before.")
+            before = f"{sent.count:,} messages were" if sent.count else "Nothing was"
+            is_shown = not isinstance(error, KeyboardInterrupt | BrokenPipeError)
+            say(f"{before} sent before{' this error:' if is_shown else '.'}")
         if place.is_cluster and isinstance(error, KeyboardInterrupt):
             say("rmq send: stopped. Messages that were being sent may be stored.")
             raise click.exceptions.Exit(STOPPED) from None
@@ -195,6 +200,8 @@ class _Sent:
             with waiting(f"sending to {self._topic}"):
                 result = store.send_many(part.messages, topic=self._topic)
         except rmq_spark.OptionError as error:
+            if explain is None and (found := _WRONG_QUEUE.fullmatch(str(error))) is not None:
+                raise rmq_spark.OptionError(f"--queue {found[1]}. Leave --queue out for any queue.") from None
             # A note says that some are stored.
             if explain is None or getattr(error, "__notes__", None):
                 raise

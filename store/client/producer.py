@@ -100,13 +100,14 @@ class Producer(Synchronized):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the producer. If the body of `with` raised an error and closing fails too, the error gets a note."""
+        """Close the producer. If the body of `with` raised an error and closing fails differently, it gets a note."""
         try:
             self.close()
         except StoreError as late:
             if error is None:
                 raise
-            error.add_note(f"closing the store at {self.path} after that failed too: {late}")
+            if str(late) != str(error):
+                error.add_note(f"closing the store at {self.path} after that failed too: {late}")
 
     def __repr__(self) -> str:
         # Without topics, because a debugger or a log line must not read from the disk.

@@ -15,6 +15,7 @@ import click
 import pytest
 
 import rmq_spark
+from rmq_spark import command as package
 from rmq_spark.command.all_commands import COMMANDS, OTHER_NAMES, make_group
 from rmq_spark.command.output import typed
 
@@ -138,6 +139,26 @@ def test_the_exit_status_says_whether_it_is_an_error_wrong_words_or_a_no(
     assert (ran.status, ran.out) == (status, "")
     assert text in ran.err
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("words", [("cat", "{}", "orders"), ("topics", "{}")])
+def test_damage_is_answered_with_words_of_the_command(rmq: Rmq, store: Path, words: tuple[str, ...]) -> None:
+    os.truncate(store / "commitlog" / "00000000000000000000", 5_000)
+    ran = rmq(*(word.format(store) for word in words))
+    assert ran.status == 1
+    assert "Find all damage with `rmq check`, read around it with `rmq cat --offset` or --from, or restore" in ran.err
+    assert "startingOffsets" not in ran.err
+
+
+def test_without_its_packages_it_names_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for missing, text in (("click", "the package click is"), ("click rich", "the packages click and rich are")):
+        monkeypatch.setattr(package, "find_spec", lambda name, missing=missing: None if name in missing else 1)
+        with pytest.raises(SystemExit) as end:
+            package.main()
+        assert end.value.code == 2
+        assert f'rmq: {text} not installed; expected rmq-spark\'s extra "cli"' in capsys.readouterr().err
 
 
 def test_an_error_says_what_is_to_be_typed(rmq: Rmq, store: Path, tmp_path: Path) -> None:

@@ -460,10 +460,11 @@ def test_without_a_terminal_or_textual_it_says_what_to_do(
 ) -> None:
     ran = rmq("browse", demo)
     assert (ran.status, "is not a terminal" in ran.err) == (2, True)
-    monkeypatch.setattr("rmq_spark.command.browse.find_spec", lambda name: None)
+    monkeypatch.setattr("rmq_spark.command.parameters.find_spec", lambda name: None)
     ran = rmq("browse", demo)
     assert ran.status == 2
-    assert "pip install 'rmq-spark[browse]'" in ran.err.replace("\n", " ")
+    assert 'the package textual is not installed; expected rmq-spark\'s extra "browse"' in ran.err
+    assert 'pip install "rmq-spark[browse]"' in ran.err
 
 
 @pytest.mark.slow

@@ -197,7 +197,7 @@ def test_lines_that_were_sent_before_an_error_are_counted(rmq: Rmq, lone: Runnin
     lines = f"{'a' * 99}\n" * 11_000 + "x" * (1 << 21) + "\n"
     ran = rmq("send", "-n", lone.address, "orders", "--lines", stdin=lines)
     assert (ran.status, ran.out) == (1, "")
-    assert ran.err.startswith("11,000 messages were sent before.\n")
+    assert ran.err.startswith("11,000 messages were sent before this error:\n")
     assert "illegal" in ran.err
     assert rmq("count", "-n", lone.address, "orders", "--json").rows[0]["messages"] == 11_000
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rmq_spark
+from rmq_spark.store.errors import StoreError
 
 Rmq = Callable[..., Any]
 
@@ -116,3 +117,26 @@ def test_a_delay_level_that_the_store_does_not_have_is_refused(rmq: Rmq, store: 
     assert rmq("create", tmp_path / "new", "orders", "--message-delay-level", "1s 2s").status == 0
     assert rmq("send", tmp_path / "new", "orders", "late", "--delay-level", 2).status == 0
     assert "the levels 1 to 2;" in rmq("send", tmp_path / "new", "orders", "late", "--delay-level", 3).err
+
+
+@pytest.mark.parametrize("words", [("hi",), ("--lines",)])
+def test_a_queue_that_does_not_exist_is_answered_in_words_of_the_command(
+    rmq: Rmq, store: Path, words: tuple[str, ...]
+) -> None:
+    ran = rmq("send", store, "orders", *words, "--queue", 9, stdin="one\ntwo")
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err == (
+        "rmq send: --queue 9 is not one of the 4 queues of topic orders; expected 0 to 3. Leave --queue out for any "
+        "queue.\n"
+    )
+
+
+def test_a_store_that_cannot_be_written_is_one_error(rmq: Rmq, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise StoreError("rmq/turn cannot be locked: Permission denied.")
+
+    monkeypatch.setattr(rmq_spark.store.Producer, "send_many", fail)
+    monkeypatch.setattr(rmq_spark.store.Producer, "close", fail)
+    ran = rmq("send", store, "orders", "hi")
+    assert ran.status == 1
+    assert ran.err == "rmq send: rmq/turn cannot be locked: Permission denied.\n"

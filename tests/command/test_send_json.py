@@ -83,7 +83,8 @@ def test_a_file_may_have_lines_of_other_programs(rmq: Rmq, store: Path, tmp_path
     [
         ("nonsense", 'found nonsense; expected a JSON object, such as {"body": "hello"}'),
         ("7", "found 7; expected a JSON object"),
-        ("{}", "found body null; expected a text, or null and base64 in bodyBase64"),
+        ('{"body": null}', "found body null; expected a text, or null and base64 in bodyBase64"),
+        ("{}", "found no body; expected a text, or null and base64 in bodyBase64"),
         ('{"body": {"a": 1}}', 'found body {"a": 1}; expected a text'),
         ('{"bodyBase64": "*"}', 'found bodyBase64 "*"; expected base64'),
         ('{"body": "x", "tag": "a"}', "found the field 'tag'; expected some of body, bodyBase64, tags,"),
@@ -107,7 +108,7 @@ def test_a_file_may_have_lines_of_other_programs(rmq: Rmq, store: Path, tmp_path
         ('{"bodyBase64": "ü"}', 'found bodyBase64 "ü"; expected base64'),
         ("[" * 100_000, "found " + "[" * 60 + "…; expected a JSON object"),
         ('{"body": ' + "[" * 100_000 + "]" * 100_000 + "}", 'found {"body": ' + "[" * 51 + "…; expected a JSON obj"),
-        ('{"url": "x?name=1"}', "found body null; expected a text, or null and base64 in bodyBase64"),
+        ('{"url": "x?name=1"}', "found no body; expected a text, or null and base64 in bodyBase64"),
         ('["x?name=1"]', 'found ["x?name=1"]; expected a JSON object'),
         ('{"body": "x", "tags": ["name=1"]}', 'found tags ["name=1"]; expected a text'),
     ],
@@ -119,11 +120,13 @@ def test_a_wrong_line_is_named_and_those_before_it_are_sent(
     file.write_text(f'{{"body": "1"}}\n\n{{"body": "2"}}\n{line}\n{{"body": "3"}}\n')
     ran = rmq("send", store, "clicks", "--from-json", file)
     assert ran.status == 1
-    assert ran.err.startswith(f"2 messages were sent before.\nrmq send: {file}:4: {text}"), ran.err
+    assert ran.err.startswith(f"2 messages were sent before this error:\nrmq send: cannot send {file}:4: {text}"), (
+        ran.err
+    )
     assert ran.err.endswith(". Correct the line, and send from it on.\n")
     assert [row["body"] for row in rmq("cat", store, "clicks", "--last", 2, "--json").rows] == ["1", "2"]
     ran = rmq("send", store, "clicks", "--from-json", "-", stdin=line)
-    assert ran.err.startswith(f"Nothing was sent before.\nrmq send: stdin:1: {text}"), ran.err
+    assert ran.err.startswith(f"Nothing was sent before this error:\nrmq send: cannot send stdin:1: {text}"), ran.err
 
 
 def test_lines_are_sent_in_batches(rmq: Rmq, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +175,9 @@ def test_a_line_that_the_store_refuses_is_named_and_those_before_it_are_sent(
     before = rmq("count", store, "clicks", "--json").rows[0]["messages"]
     ran = rmq("send", store, "clicks", "--from-json", "-", "--keep-queues", "--json", stdin=f"\n{lines}{line}\n{lines}")
     assert ran.status == 1
-    assert ran.err.startswith(f"37 messages were sent before.\nrmq send: stdin:39: {text}"), ran.err
+    assert ran.err.startswith(f"37 messages were sent before this error:\nrmq send: cannot send stdin:39: {text}"), (
+        ran.err
+    )
     assert ran.err.endswith(". Correct the line, and send from it on.\n")
     assert "--name" not in ran.err
     assert len(ran.rows) == 37, "the list is complete"

@@ -304,6 +304,17 @@ def test_ctrl_c_ends_a_screen_without_a_trace(terminal: Callable[..., Any], demo
     assert "Nothing was left" not in shown.text
 
 
+@pytest.mark.parametrize("command", ["watch", "serve"])
+def test_metrics_without_their_extra_say_what_to_install(
+    rmq: Rmq, store: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("rmq_spark.command.parameters.find_spec", lambda name: None)
+    ran = rmq(command, store, "--metrics", "127.0.0.1:0")
+    assert ran.status == 2
+    assert 'the package prometheus_client is not installed; expected rmq-spark\'s extra "metrics"' in ran.err
+    assert 'pip install "rmq-spark[metrics]"' in ran.err
+
+
 def test_watch_serves_metrics(store: Path, rmq: Rmq, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("prometheus_client", reason="the extra metrics is not installed")
     from support.metric_pages import scrape, value
