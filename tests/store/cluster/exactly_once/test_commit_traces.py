@@ -74,8 +74,13 @@ def test_a_trace_finds_a_planted_mistake(
     steps = make_trace(World(), Random(seed))
     Replay(cluster, World(), f"trace-{next(_queries)}").run(steps)
     plant(monkeypatch)
+
+    def replay_planted() -> None:
+        for _ in range(3):  # a slow machine may hide a mistake about time
+            Replay(cluster, World(), f"trace-{next(_queries)}", patience_s=10).run(steps)
+
     with pytest.raises(AssertionError, match=r"session \d sends|session \d has ended|the real sessions do not come"):
-        Replay(cluster, World(), f"trace-{next(_queries)}", patience_s=10).run(steps)
+        replay_planted()
 
 
 @pytest.mark.slow
