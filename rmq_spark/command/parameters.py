@@ -28,6 +28,20 @@ def require_package(package: str, extra: str) -> None:
         )
 
 
+def _check_metrics(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None:
+        require_package("prometheus_client", "metrics")
+    return value
+
+
+metrics_option = click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    callback=_check_metrics,
+    help="Address (HOST:PORT) at which Prometheus metrics are served, under /metrics. Needs the extra metrics.",
+)
+
+
 class Moment(click.ParamType):
     """A time, such as `1767225600000` (ms since 1970), `2026-01-01T00:00:00Z`, `now`, `now-10m`, `now+1h` or `-10m`.
 

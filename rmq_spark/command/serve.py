@@ -9,9 +9,8 @@ import click
 
 import rmq_spark
 from rmq_spark.command.default_place import StoreCommand
-from rmq_spark.command.metric_pages import metrics_option, open_page
 from rmq_spark.command.parameters import commit_log_path as commit_log_path_option
-from rmq_spark.command.parameters import examples, network_store, store_path
+from rmq_spark.command.parameters import examples, metrics_option, network_store, store_path
 from rmq_spark.datasource.spark.log_lines import FORMATS, LEVELS, TEXT_FORMAT, JsonFormatter
 from rmq_spark.metrics import MetricsServer, serve_delivery_metrics
 from rmq_spark.store import Served
@@ -55,7 +54,7 @@ def serve(
 
 def _serve_metrics(address: str, path: str, commit_log_path: str | None, served: Served) -> MetricsServer:
     """Serve the metrics of the store, and the totals of this process."""
-    server = open_page(serve_delivery_metrics, address, path, served, commit_log_path)
+    server = serve_delivery_metrics(address, path, served, commit_log_path)
     logging.getLogger("rmq_spark").info("rmq: metrics are at %s", server.url)
     return server
 

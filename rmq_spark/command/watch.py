@@ -17,9 +17,8 @@ import click
 import rmq_spark
 from rmq_spark.command.colours import Meaning, has_colours
 from rmq_spark.command.completion import complete_groups, complete_topics
-from rmq_spark.command.metric_pages import metrics_option, open_page
 from rmq_spark.command.output import bytes_text, cell, duration_text, json_line, printable, rows_of, say, typed
-from rmq_spark.command.parameters import Moment, as_json, examples
+from rmq_spark.command.parameters import Moment, as_json, examples, metrics_option
 from rmq_spark.command.place import Place, PlaceCommand, reads_place
 from rmq_spark.command.queue_views import ClusterView, StoreView, expand_topics, open_view
 from rmq_spark.command.rates import (
@@ -188,7 +187,7 @@ def watch(
     with place.open() as reader, ExitStack() as stack:
         view = open_view(place, reader)
         if metrics is not None:
-            page = open_page(rmq_spark.serve_metrics, metrics, **place.arguments, groups=groups or None)
+            page = rmq_spark.serve_metrics(metrics, **place.arguments, groups=groups or None)
             say(f"Metrics are at {stack.enter_context(page).url}")
         look_at_groups = Groups(reader, groups, stack.enter_context(NewLines())).look
         list_topics = functools.partial(expand_topics, topics, reader.topics, view.readable) if topics else None

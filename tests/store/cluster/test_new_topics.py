@@ -40,7 +40,7 @@ def test_prepare_creates_nothing_while_the_only_broker_of_a_topic_is_away(cluste
     sink = address_of(cluster).sink(SinkTerms("orders", guarantee=Guarantee.AT_LEAST_ONCE), CommitTerms())
     sink.prepare()
     cluster.brokers["broker-a"].kill()
-    with pytest.raises(BackendUnavailableError, match=r"or it was deleted; .* create it: mqadmin"):
+    with pytest.raises(BackendUnavailableError, match=r"or it was deleted; .* create it: rmq create"):
         sink.prepare()
     assert "orders" not in cluster.brokers["broker-b"].topics
 
