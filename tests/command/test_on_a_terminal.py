@@ -23,7 +23,7 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, int, str]] = {
     "lag": (("{store}", "reporting"), "", 0, r"^orders +0 +ok "),
     "members": (("-n", "{cluster}"), "", 0, r"^billing +10\.0\.0\.9@17 .* orders: \*"),
     "brokers": (("-n", "{cluster}"), "", 0, r"^DefaultCluster +broker-b +0 +127\.0\.0\.1:\d+ .* 25%"),
-    "route": (("-n", "{cluster}", "orders"), "", 0, r"^DefaultCluster +broker-b +6 +2 +2 +127\.0\.0\.1:\d+"),
+    "route": (("-n", "{cluster}", "orders"), "", 0, r"^DefaultCluster +broker-b +rw +2 +2 +127\.0\.0\.1:\d+"),
     "stats": (("-n", "{cluster}"), "", 0, r"^orders +billing +3\.0 .* 6$"),
     "watch": (("{store}", "--interval", "0.1", "--count", "2"), "", 0, r"^orders +0\.0 +0 B +1,170"),
     "browse": (("{store}",), "q", 0, r"orders"),
