@@ -153,7 +153,8 @@ def test_a_session_of_the_users_own_reads_with_the_interpreter_that_was_called_b
 _QUIET = """
 import sys, rmq_spark
 
-spark = rmq_spark.session(master="local[1]")
+# Spark shows the progress of a job that takes half a second.
+spark = rmq_spark.session(master="local[1]", conf={"spark.ui.showConsoleProgress": "false"})
 print(spark.range(3).count())
 """
 
