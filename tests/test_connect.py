@@ -66,10 +66,13 @@ print(json.dumps(found), flush=True)
 def test_connect_serves_the_source_and_the_functions_of_rmq_spark(tmp_path: Path) -> None:
     pytest.importorskip("grpc", reason="Spark Connect needs grpcio")
     pytest.importorskip("grpc_status", reason="Spark Connect needs grpcio-status")
+    pytest.importorskip("pandas", reason="Spark Connect needs pandas")
     pytest.importorskip("zstandard", reason="Spark Connect needs zstandard")
+    script = tmp_path / "script.py"  # given with -c, PySpark would take it for a doctest, and end without a word
+    script.write_text(SCRIPT)
     environment = os.environ | {"SPARK_REMOTE": "local[2]", "PYSPARK_PYTHON": sys.executable}
     ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [sys.executable, str(script), str(tmp_path)], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr[-5000:]
     assert ran.stdout, ran.stderr[-5000:]
