@@ -24,6 +24,7 @@ from rmq_spark.datasource.plan.own_offsets import OwnOffsets, QueryHistory
 from rmq_spark.datasource.plan.planning import Bounds, find_ahead
 from rmq_spark.datasource.spark.batch_locks import BatchLocks
 from rmq_spark.datasource.spark.lock_wait import LockWait
+from rmq_spark.datasource.spark.positions import find_fallback_starts
 from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.store.backend import Capability, Fence, GroupAssignment, GroupSession, GroupTerms
 from rmq_spark.store.errors import OffsetRangeError, StoreChangedError
@@ -312,17 +313,17 @@ class GroupPlanner:
         that all members begin at the same offsets. In a place without leases each queue is treated by itself, as
         RocketMQ's consumers do.
         """
-        start_offsets, times_ms = self._view.backend.start_offsets, self._options.starting_times_of(bounds)
+        backend, times_ms = self._view.backend, self._options.starting_times_of(bounds)
         group = self._group.group
         if not self._has_leases:
             known = {queue: committed[queue] for queue in queues if queue in committed}
             rest = {queue: bounds[queue] for queue in queues if queue not in known}
-            return known | (start_offsets(group, rest, {}, fallback, times_ms) if rest else {})
+            return known | (find_fallback_starts(backend, group, rest, {}, fallback, times_ms) if rest else {})
         new = {queue.topic for queue in queues} - {queue.topic for queue in committed}
         if new:
             unknown = {queue: available for queue, available in bounds.items() if queue.topic in new}
-            committed = self._query.begin(start_offsets(group, unknown, {}, fallback, times_ms))
-        return start_offsets(group, {queue: bounds[queue] for queue in queues}, committed, fallback, times_ms)
+            committed = self._query.begin(find_fallback_starts(backend, group, unknown, {}, fallback, times_ms))
+        return backend.start_offsets(group, {queue: bounds[queue] for queue in queues}, committed, fallback, times_ms)
 
 
 _MEASURED_QUEUES = 100  # the maximum number of lagging queues to measure: each takes a third of a ms at every trigger

@@ -19,6 +19,7 @@ from rmq_spark.datasource.plan.planning import Bounds, Loss, check_named, find_a
 from rmq_spark.store.backend import Backend
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import RETRY_TOPIC_PREFIX
 
 _LOG = logging.getLogger("rmq_spark")
 
@@ -102,15 +103,36 @@ def find_group_starts(
 
     This is the committed offset, or else the start by groupFallback. A queue in `later`, without a committed offset,
     begins at its offset there if that is lower. An offset beyond the end of its queue is a loss, and becomes the end.
+    Warns as `find_fallback_starts`.
     """
     assert options.group is not None
     group = options.group.group
     committed = backend.committed_offsets(group, list(bounds))
     times_ms = options.starting_times_of(bounds)
-    begins = backend.start_offsets(group, bounds, committed, options.group.fallback, times_ms)
+    begins = find_fallback_starts(backend, group, bounds, committed, options.group.fallback, times_ms)
     begins |= {queue: min(begins[queue], later[queue]) for queue in later.keys() & bounds.keys() - committed.keys()}
     ahead = find_ahead(begins, bounds, group)
     return begins | {loss.queue: loss.begin for loss in ahead}, ahead
+
+
+def find_fallback_starts(
+    backend: Backend,
+    group: str,
+    bounds: Bounds,
+    committed: Mapping[QueueKey, int],
+    fallback: str,
+    times_ms: Mapping[QueueKey, int],
+) -> dict[QueueKey, int]:
+    """Return `Backend.start_offsets`. Warn if messages since the time of groupFallback=timestamp may have been deleted.
+
+    A retry topic has no such messages: a group begins at its end.
+    """
+    begins = backend.start_offsets(group, bounds, committed, fallback, times_ms)
+    if fallback == "timestamp":
+        begun = bounds.keys() & times_ms.keys() - committed.keys()
+        by_time = {queue: begins[queue] for queue in begun if not queue.topic.startswith(RETRY_TOPIC_PREFIX)}
+        _warn_of_deleted(backend, bounds, times_ms, by_time)
+    return begins
 
 
 def show_time(time_ms: int) -> str:

@@ -185,3 +185,22 @@ def test_a_start_time_after_the_oldest_message_of_the_log_is_not_logged(grow, qu
     assert DELETED not in caplog.text
     query_on(store.path, startingTimestamp=str(first[0] - 1)).trigger()
     assert "deleted older ones in 2 of 2 queues" in caplog.text
+
+
+@pytest.mark.parametrize("assignment", ["all", "shared"])
+def test_a_group_that_begins_at_a_time_before_the_first_message_logs_that_messages_were_deleted(
+    grow, query_on, caplog, assignment
+) -> None:
+    store = grow(queues=2)
+    store.append("orders", 0, 30, size=300)
+    store.append("orders", 1, 3)
+    with open_reader(store.path) as reader:
+        begin_ms = reader.proof(QueueKey("orders", 0), 0).store_time_ms
+    store.expire_segment()
+    store.close()  # so that the group's offsets can be written
+    group = {"consumerGroup": "billing", "groupFallback": "timestamp", "startingTimestamp": str(begin_ms - 1000)}
+    group |= {"startingOffsets": "group"} if assignment == "all" else {"assignment": "shared"}
+    query = query_on(store.path, **group)
+    assert query.trigger()
+    query.reader.stop()
+    assert caplog.text.count("deleted older ones in 1 of 2 queues") == 1, caplog.text
