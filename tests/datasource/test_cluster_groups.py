@@ -166,11 +166,16 @@ def test_stream_whose_broker_goes_away_between_two_questions_reads_the_others(cl
     stream.reader.stop()
 
 
-def test_stream_that_begins_at_a_time_without_an_offset(cluster: RunningCluster) -> None:
+def test_stream_that_begins_at_a_time_without_an_offset(
+    cluster: RunningCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     commit(cluster, "broker-a", 4)
     stream = Stream(cluster, **GROUP, groupFallback="timestamp", startingTimestamp="-10m")
     assert stream.trigger() == {"a": (4, 5), "b": (1, 5)}
+    stream.trigger()
     stream.reader.stop()
+    assert caplog.text.count("startingTimestamp is earlier than the stored messages") == 1, caplog.text
+    assert "deleted older ones in 1 of 1 queues" in caplog.text
 
 
 def test_stream_is_limited_in_bytes(cluster: RunningCluster) -> None:
