@@ -14,7 +14,7 @@ _END = re.compile(
     r"|\nCaused by: |\nTraceback \(most recent call last\):|" + _NEXT
 )
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t]+.*\n|\n)+")
-# What stands before the first useful words of an error of Spark's.
+# What comes before the first useful words of an error of Spark's.
 _BEGINNING = re.compile(
     r"^(?:An error occurred while calling [\w.]+\.\n?:\s*|\[STREAM_FAILED\][^\n]*? terminated with exception: )+"
 )

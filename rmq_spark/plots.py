@@ -50,7 +50,7 @@ _SEGMENT_COLOURS = {
     "other topics": drawing.COLOURS[6],
 }
 _SEGMENT_TOPICS = (*drawing.COLOURS[:5], drawing.VIOLET)
-_LINE_PARTS = 8  # a line of a segment's picture has so many rows of pixels; the last one is the gap to the next line
+_LINE_PARTS = 8  # the rows of pixels in a line of a segment's picture; the last one is the gap to the next line
 _BARS_NAMED = 24
 _BARS_APART, _BARS_ROOM = 100, 6  # the maximum number of bars with gaps; the minimum width of the axis in bars
 _ROWS, _CELLS = 32, 128  # lines in the plot of a segment, and cells in a line
@@ -336,7 +336,7 @@ def plot_segment(store: Store, physical_offset: int | None = None, *, ax: "Axes 
 def plot_record(store: Store, queue: QueueKey, queue_offset: int, *, ax: "Axes | None" = None) -> "Axes":
     """Draw the record of a message byte by byte, as it is in the commit log: a cell for each byte, coloured by field.
 
-    The message is the one at `queue_offset` of `queue`. Of a large record the first 2 KiB are drawn, and a line says
+    The message is the one at `queue_offset` of `queue`. The first 2 KiB of a large record are drawn, and a line says
     how many bytes follow; the list below has the values of all fields. Raises NotFoundError if the queue does not
     exist, OffsetRangeError if it has no message there, and DamageError if the message is damaged.
     """

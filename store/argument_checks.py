@@ -1,4 +1,4 @@
-"""Checks of what a program passes as arguments: integers, times, words, and the place that is to be opened."""
+"""Checks of what a program passes as arguments: integers, times, words, and the place to open."""
 
 import difflib
 import functools

@@ -20,7 +20,7 @@ that need it are refused in `load()`. For the same facts every backend raises th
 | the group, the topic or the account does not allow reading | NoPermissionError |
 | no broker or name server answers; the call may be repeated later | BackendUnavailableError |
 
-A queue whose broker is away is no error for `bounds`: the answer says so (`Away`). A task waits for it in `read`.
+A queue whose broker is away is not an error for `bounds`: the answer says so (`Away`). A task waits for it in `read`.
 
 Objects are for one thread at a time. `rmq_spark.store.testing.backend_suite` is this contract as tests.
 """

@@ -119,7 +119,7 @@ class CommitTotals:
     skipped: bool = False
 
 
-Receipt: TypeAlias = object  # what a task's writer returns for the commit: picklable, opaque but for its sink
+Receipt: TypeAlias = object  # what a task's writer returns for the commit: picklable, and opaque to all but its sink
 
 
 class TaskWriter(Protocol):

@@ -368,7 +368,7 @@ def examine_cluster(
     """Try what a query of a live cluster needs, and return a finding for each: what, its state, why, and the next step.
 
     The state is "ok", "warning" (a query runs, but slower or without a feature) or "missing" (a query fails or waits).
-    `topics` are to be read, and the committed offsets of the consumer group `group`. Nothing in the cluster is changed
+    `topics` will be read, and the committed offsets of the consumer group `group`. Nothing in the cluster is changed
     for them.
 
     To `sink_topics` a query is to write with exactly-once delivery. That is tried too: a row that has no effect is

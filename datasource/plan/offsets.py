@@ -29,7 +29,7 @@ fixed by the first batch: a broker that was away then is read from the same poin
 
 `read` exists only in a place with broker names. By it a restarted query recognises the stores of brokers (see
 `ReadRecords`). A text without it is valid, as earlier releases wrote it. `startingOffsets` ignores it, like every key
-of "@": a new query begins at the given offsets of the stores that are there.
+of "@": a new query begins at the given offsets of the stores that exist.
 
 `published` exists only in a place whose resets have no numbers. A query that is stopped there recognises a reset, or
 the work of another consumer, by the group's offset alone. So the text has, for each queue of the query, the group's

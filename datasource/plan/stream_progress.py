@@ -92,7 +92,7 @@ def frozen_since(options: ReadOptions, now_ms: int) -> int | None:
     """Return the time from which a query that begins now reads the queues that it meets after its first batch.
 
     The offset of the first batch has this time (ms since the epoch) as `since`. None if the query begins at earliest,
-    be it in queues in which its group has no offset, or if it is a member of the group whose offsets it begins at.
+    also if only in queues without an offset of its group, or if it is a member of the group whose offsets it begins at.
     `now_ms` is the driver's clock, so `CLOCK_SKEW_MS` are allowed before it.
     """
     start, times = options.starting_offsets, options.starting_times

@@ -22,7 +22,7 @@ FORMATS = ("text", "json")
 LEVEL_VARIABLE, FORMAT_VARIABLE = "RMQ_LOG_LEVEL", "RMQ_LOG_FORMAT"
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(message)s"
-# What is in every record, so it is no field that a call has given.
+# What is in every record, so it is not a field that a call has given.
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 _CONVERSION = re.compile(r"%[-+0# ]*\d*(?:\.\d+)?([sdrifgx%])")
 # The word before an argument in the text of a message, and the field that the argument is.

@@ -27,7 +27,7 @@ _WORDS = {
 }
 _WARNING_NUMBERS = ("lagMessages", "lagBytes", "secondsBehind")
 _ERROR_COLUMNS = ("problem",)
-_NAMES = ("Id", "Offset", "osition", "Code")  # numbers that are no amounts end with these
+_NAMES = ("Id", "Offset", "osition", "Code")  # numbers that are not amounts end with these
 
 
 def has_colours(stream: IO[str]) -> bool:

@@ -28,7 +28,7 @@ _COLUMNS = {"tag": "tags", "key": "keys", "minute": "storeTimestamp"}
 _GROUPED = {"tag": ("tag",), "key": ("key",), "queue": ("brokerName", "queueId"), "minute": ("minute",)}
 _RANKED = ("tag", "key")  # the most frequent ones first
 _TOP = 100
-_MERGED_ROWS = 1 << 20  # so many counts of batches are merged at a time
+_MERGED_ROWS = 1 << 20  # the number of counts of batches that are merged at a time
 
 
 @click.command(cls=PlaceCommand, epilog=f"{TIMES}\n\n{_EXAMPLES}")

@@ -40,7 +40,7 @@ class StoreCommand(click.Command):
 def with_default_place(command: click.Command, ctx: click.Context, args: list[str]) -> list[str]:
     """Return the words of a command with the place of the environment, unless they name a place or ask for help.
 
-    Of a line that a shell completes, the words are those that can be parsed. A command that changes the place names it
+    The words of a line that a shell completes are those that can be parsed. A command that changes the place names it
     on stderr. Raises UsageError if both variables are set and the command works with both places, or if the first word
     of `rmq create` may be a new store or a topic.
     """

@@ -85,7 +85,7 @@ _QUEUE_FIELDS = {
     "queueId": _Field(pa.int32(), _is_number, "an integer"),
     "brokerName": _Field(pa.string(), _is_text, "a text"),
 }
-# Fields of `rmq cat --json` that a copy has anew.
+# Fields of `rmq cat --json` that a copy gets new values for.
 _IGNORED = frozenset({*rmq_spark.COLUMNS, *_QUEUE_FIELDS, _BASE64})
 
 

@@ -216,7 +216,7 @@ def json_line(row: Mapping[str, Any]) -> str:
 
 
 def _decoded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with bytes as text. Of bytes that are not text NAME is None, and NAMEBase64 has their base64."""
+    """Return a row with bytes as text. If bytes are not text, NAME is None, and NAMEBase64 has their base64."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, bytes):

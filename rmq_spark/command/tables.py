@@ -214,7 +214,7 @@ class _Table:
 
 
 def _folded(text: str, chars: int) -> str:
-    """Return a text in lines of at most so many characters, if possible without a break inside an item or a word.
+    """Return a text in lines of at most `chars` characters, if possible without a break inside an item or a word.
 
     Every line after the first begins with a space, so that it does not look like another row.
     """

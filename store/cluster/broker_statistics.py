@@ -334,7 +334,7 @@ def _calls(one: _Counted, broker: str, stored: str) -> Iterator[_Call]:
 def _ask(backend: ClusterBackend, calls: Sequence[_Call]) -> None:
     """Send requests together, and take their answers. A master that does not answer is not asked about the topic again.
 
-    A group without offsets at a master is no error.
+    A group without offsets at a master is not an error.
     """
     outcomes = backend.client.call_all([(call.of.masters[call.broker], call.request) for call in calls])
     for call, outcome in zip(calls, outcomes, strict=True):

@@ -284,7 +284,7 @@ class ClusterGroupSession(Synchronized):
         progress.note_finished(finished, self._owned)
         routed = self._place.catalog.shared_queues(sorted(self._topics))
         self._note_news(member)
-        self._forget(self._unsettled - self._readable)  # no offset has them yet, so they are gained anew
+        self._forget(self._unsettled - self._readable)  # no offset has them yet, so they are gained again
         share = self._find_share(member, routed, self._answering)
         unlocked = self._owned.keys() - self._locks.held if self.terms.is_orderly else set()
         moves = compare_shares(self._owned.keys() - unlocked, share, self._readable)

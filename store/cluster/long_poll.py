@@ -69,7 +69,7 @@ class HeldPulls:
     def watch(self, ends: Mapping[QueueKey, int], expressions: Mapping[str, Expression] | None = None) -> None:
         """Watch these queues, and no others, for messages at and above their ends.
 
-        Only messages count that match the expression of their topic in `expressions`, if it is there; others are not
+        Only messages count that match the expression of their topic in `expressions`, if it has one; others are not
         noticed before the next message that matches. The same two objects as before, unchanged, cost no look at all
         queues.
         """

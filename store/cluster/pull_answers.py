@@ -1,7 +1,7 @@
 """The result of a consumer's pull, from the answer of a broker.
 
 The broker may filter, and everything is tested again here. An answer may begin above the offset that was asked for, if
-earlier messages have expired; behind its first message it must be complete, unless the broker has filtered.
+earlier messages have expired; after its first message it must be complete, unless the broker has filtered.
 
 Source: PullAPIWrapper#processPullResult, MQClientAPIImpl#processPullResponse (4.9, 5.3).
 """

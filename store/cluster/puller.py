@@ -144,7 +144,7 @@ class Puller:
     ) -> Generator[tuple[int, list[Pulled]], None, None]:
         """Yield what the broker answers for ranges, one range after another, each with the index of its range.
 
-        All ranges are of one broker. Raises the errors of `read`, but for those of decoding.
+        All ranges are of one broker. Raises the errors of `read`, except those of decoding.
         """
         return _Reading(self, parts[0].queue.broker, list(parts), expression or _EVERYTHING).pulled()
 

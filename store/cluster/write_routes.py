@@ -151,7 +151,7 @@ class WriteRoutes:
     def find_masters(self, topic: str) -> dict[str, str]:
         """Return the addresses of all masters, by the names of their brokers, from all name servers.
 
-        `topic` is to be created there. Raises BackendUnavailableError if a name server does not answer, or if no master
+        `topic` will be created there. Raises BackendUnavailableError if a name server does not answer, or if no master
         is listed.
         """
         servers = self._client.name_servers()

@@ -96,7 +96,7 @@ class BrokerRouter:
         if queue_id is not None or broker is not None:
             is_clear = broker is not None or len({one.broker for one in queues}) == 1
             found = [one for one in queues if one.queue_id == queue_id and broker in (None, one.broker)]
-            return found[0] if found and is_clear and type(queue_id) is int else None  # True == 1 is no queue id
+            return found[0] if found and is_clear and type(queue_id) is int else None  # True == 1 is not a queue id
         number = self._router.route_one(topic, None, key_hash)
         if number is None:
             return None

@@ -233,7 +233,7 @@ class StoreFiles:
         )
         self.watermark = write_watermark(self.disk, self.root, watermark)
         self.heartbeat()
-        # Only now is there nothing to recover. A crash before this line makes the next writer check the last segment.
+        # Now there is nothing to recover. A crash before this line makes the next writer check the last segment.
         self.disk.remove(self._abort)
         self.disk.sync_folder(self.root)
 

@@ -247,7 +247,7 @@ def check_settings(root: str) -> StoreSettings | None:
 def read_settings(root: str) -> StoreSettings | OtherVersion | None:
     """Return the store's settings, for readers. Return None if it has none.
 
-    Settings of another version do not matter to readers, so they are no error. Raises DamageError if the settings
+    Settings of another version do not matter to readers, so they are not an error. Raises DamageError if the settings
     cannot be decoded.
     """
     path = files.join(root, SIDE_FOLDER, SETTINGS)

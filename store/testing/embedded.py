@@ -95,7 +95,7 @@ class EmbeddedCluster:
         return {"nameServer": self.name_server}
 
     def create_topic(self, topic: str, queues: int = 4) -> None:
-        """Create a topic with so many queues on each broker. Raises OptionError for an invalid name or number."""
+        """Create a topic with `queues` queues on each broker. Raises OptionError for an invalid name or number."""
         with self._open_producer() as producer:
             producer.create_topic(topic, queues)
 

@@ -112,7 +112,7 @@ class Connection:
 
     @property
     def _is_full(self) -> bool:
-        """Whether so much is unsent that the server does not look at further requests."""
+        """Whether too much is unsent for the server to look at further requests."""
         return len(self._unsent) > _MAX_UNSENT_BYTES
 
     def _serve_waiting(self) -> None:

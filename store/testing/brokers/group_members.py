@@ -132,7 +132,7 @@ class MemberGroup:
     def register(self, member: Member, data: ConsumerData) -> bool:
         """Take a heartbeat. Return whether the set of members or of topics has changed.
 
-        A subscription replaces an older one only if its version is higher, and this alone is no change.
+        A subscription replaces an older one only if its version is higher, and this alone is not a change.
         """
         self.consume_type, self.message_model = data.consume_type, data.message_model
         self.consume_from_where = data.consume_from_where

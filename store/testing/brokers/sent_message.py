@@ -96,7 +96,7 @@ class Item:
 
 
 def read_items(body: bytes) -> list[Item]:
-    """Return the items of a batch. Their own size fields do not count. Refuses bytes that are no items, as a broker.
+    """Return the items of a batch. Their own size fields do not count. As a broker, it refuses other bytes.
 
     Source: MessageExtEncoder#encode(MessageExtBatch).
     """
