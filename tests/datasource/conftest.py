@@ -37,7 +37,6 @@ class GrowingStore:
         self._appender = Appender(self.path, self._history, Random(1), settings)
         self._appender.open()
         self._next: dict[tuple[str, int], int] = {}
-        self._is_open = True
 
     def append(self, topic: str, queue_id: int = 0, count: int = 1, size: int = 0, **fields: str) -> None:
         """Append messages to one queue; `size` pads the body to that number of bytes."""
@@ -53,11 +52,9 @@ class GrowingStore:
         oldest.unlink()
 
     def close(self) -> None:
-        """Release the store like a process that is killed. A second call does nothing."""
-        if self._is_open:
-            self._is_open = False
-            self._appender.drop()
-            self._history.close()
+        """Release the store like a process that is killed."""
+        self._appender.drop()
+        self._history.close()
 
 
 @pytest.fixture
