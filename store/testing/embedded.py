@@ -27,7 +27,7 @@ class EmbeddedStore:
     Any program may read and change the directory. The store is closed after each call, so no lock is held between two.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
         self.path = str(path)
         create_store(self.path, segment_bytes=_SEGMENT_BYTES)
 
@@ -70,9 +70,9 @@ class EmbeddedCluster:
     Programs connect as they do to a real cluster. Threads end at `close`, and connections are closed.
     """
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path | str, **settings: Any) -> None:
         """Start it, with its files in `folder`. `settings` are arguments of RunningCluster, such as `brokers=2`."""
-        self.running = RunningCluster(folder, **settings)
+        self.running = RunningCluster(Path(folder), **settings)
 
     def __enter__(self) -> Self:
         return self
