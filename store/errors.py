@@ -196,11 +196,10 @@ class IntentStuckError(StoreError):
         reason = self.reason if self.reason.endswith(".") else f"{self.reason}."
         where = "" if self.queue is None else f", because of queue {self.queue}"
         again = "start the query again" if self.batch_id is not None else "call rmq intents finish"
-        remedy = f"Repair the cause and {again}, or give the missing rows up: rmq intents skip"
+        accepted = "unknown" if self.missing is None else self.missing
+        remedy = f"Repair the cause and {again}, or give the missing rows up: rmq intents skip ID --yes {accepted}"
         if self.missing is None and self.batch_id is None:
             remedy = "If its intent is left, rmq intents finish ID stores the rest of it"
-        elif self.missing is None:
-            remedy = f"{remedy} ID --yes unknown"
         return f"{self.batch} was begun and cannot be finished{where}: {reason}{counts} {remedy}."
 
 

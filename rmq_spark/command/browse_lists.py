@@ -143,6 +143,7 @@ class Listing(Page):
     columns: ClassVar[tuple[str, ...]] = ()
     flexible: ClassVar[str] = ""
     numbers: ClassVar[frozenset[str]] = frozenset()
+    _names: Sequence[str] = ()  # the first text of each row
 
     def compose(self) -> ComposeResult:
         """Yield path, table, note and keys."""
@@ -164,7 +165,8 @@ class Listing(Page):
         """Show rows. `styles` has a style for each row, and `cursor` is the row with the cursor.
 
         Without `cursor` the cursor stays where it is: at the row that begins with the same text, if there is one.
-        Numbers are complete. The column `flexible` gets the rest of the width, and its texts are cut.
+        Numbers are complete. The column `flexible` gets the rest of the width, and its texts are cut: names in their
+        middle, because names of queues differ at their end, and bodies at their end.
         """
         heads = self.heads()
         cursor = self._kept_row(rows) if cursor is None else cursor
@@ -179,18 +181,21 @@ class Listing(Page):
             self.table.add_column(_cell(head, head in self.numbers), width=widths[head])
         for number, row in enumerate(rows):
             style = styles[number] if styles else ""
-            texts = zip(heads, row, strict=True)
+            texts = [
+                (head, _cut_middle(text, widths[head]) if head == self.flexible and head != "body" else text)
+                for head, text in zip(heads, row, strict=True)
+            ]
             self.table.add_row(*(_cell(text, head in self.numbers, style) for head, text in texts))
+        self._names = [row[0] for row in rows]
         if rows:
             self.table.move_cursor(row=min(cursor, len(rows) - 1))
 
     def _kept_row(self, rows: Sequence[tuple[str, ...]]) -> int:
         """Return the one of the new rows at which the cursor stays."""
-        if not self.table.row_count:
+        if not self._names:
             return 0
         at = self.table.cursor_row
-        name = str(self.table.get_row_at(at)[0])
-        same = [number for number, row in enumerate(rows) if row[0] == name]
+        same = [number for number, row in enumerate(rows) if row[0] == self._names[at]]
         return at if at in same or not same else same[0]
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
@@ -213,6 +218,16 @@ class Listing(Page):
                 self.start(answer(text))
 
         self.app.push_screen(Question(question), take)
+
+
+def _cut_middle(text: str, cells: int) -> str:
+    """Return a text that takes at most `cells` columns of the terminal, with … in place of its middle."""
+    if cell_len(text) <= cells:
+        return text
+    first, last = 0, len(text)
+    while cell_len(text[: first + 1]) + cell_len(text[last - 1 :]) < cells:
+        first, last = first + 1, last - 1
+    return f"{text[:first]}…{text[last:]}"
 
 
 def _cell(text: str, is_number: bool, style: str = "") -> Text:

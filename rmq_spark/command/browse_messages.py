@@ -186,7 +186,7 @@ class MessagesScreen(Searched):
 
 def _texts(row: MessageRow) -> tuple[str, ...]:
     stored = cell("", row.stored)[5:]  # without the year
-    return f"{row.offset:,}", stored, row.tags[:12], row.keys[:16], row.preview
+    return f"{row.offset:,}", stored, _short(row.tags, 12), _short(row.keys, 16), row.preview
 
 
 class FoundScreen(Listing):
@@ -302,3 +302,8 @@ def _fields_of(one: Any) -> list[tuple[str, str]]:
         "tries": str(one.reconsume_times + 1) if one.reconsume_times else "",
     }
     return [(name, value) for name, value in fields.items() if value]
+
+
+def _short(text: str, chars: int) -> str:
+    """Return a text of at most `chars` characters, with … where the rest was."""
+    return text if len(text) <= chars else text[: chars - 1] + "…"

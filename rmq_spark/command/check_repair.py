@@ -40,7 +40,8 @@ def check(path: str, commit_log_path: str | None, as_data: bool) -> int:
     with progress("checking") as on_progress:
         report = rmq_spark.check(path, commit_log_path=commit_log_path, progress=on_progress)
     if as_data:
-        print_data(rows_of(report.to_arrow()))
+        table = report.to_arrow()
+        print_data(rows_of(table), table.column_names)
     else:
         _print_report(report)
     return 0 if report.is_healthy else NOT_HEALTHY
@@ -72,7 +73,7 @@ def repair(
     rebuild  rebuild queues, index or checkpoint from the log
     restore  replace a config file by its backup (.bak)
     cut      truncate the log at damage; only with --cut-log
-    reset    move offsets beyond the end of a queue back to its end; only with --cut-log
+    reset    move offsets back to the end of their queue; only with --cut-log
     clock    set back store times, or the timer, that are ahead of the clock
     leave    cannot be repaired; the text describes the next step
 

@@ -14,6 +14,7 @@ import click
 from click.shell_completion import (
     BashComplete,
     CompletionItem,
+    ZshComplete,
     add_completion_class,
     get_completion_class,
     split_arg_string,
@@ -48,6 +49,21 @@ class _Bash(BashComplete):
 
 
 add_completion_class(_Bash)
+
+
+class _Zsh(ZshComplete):
+    """Completion in zsh, where `--topic=or` is one word: what is before the value stays."""
+
+    source_template = (
+        ZshComplete.source_template.replace(
+            "    for type key", '    [[ ${words[CURRENT]} == --*=* ]] && compset -P "*="\n    for type key'
+        )
+        .replace("compadd -U", 'compadd -U -i "$IPREFIX"')
+        .replace("completions_with_descriptions -U", 'completions_with_descriptions -U -i "$IPREFIX"')
+    )
+
+
+add_completion_class(_Zsh)
 
 
 def complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -1,6 +1,6 @@
 """`rmq count`: numbers of messages. Read-only."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -74,7 +74,7 @@ def count(
     if top is not None and by not in _RANKED:
         raise click.UsageError("--top requires --by tag or --by key.")
     filters = {"tags": tags, "sql92": sql92}
-    rows: list[dict[str, Any]] = []
+    others: dict[str, tuple[int, int]] = {}
     with place.open() as reader, progress("counting", "messages") as on_progress:
         reader.refresh()
         view = open_view(place, reader)
@@ -82,33 +82,40 @@ def count(
         queues = {topic: choose_queues(view, topic, queue_names) for topic in names}
         chosen = [queue for found in queues.values() for queue in found]
         ranges = find_ranges(view, chosen, Beginning(time_ms=begin_ms), end_ms)
-        if by is not None:
+        if by is None:
+            rows = _count_topics(view, queues, ranges, filters, on_progress)
+            rows = [row for row in rows if topics or row["messages"]]
+        else:
             most = None if by not in _RANKED else top or (None if as_data else _TOP)
             rows, others = count_groups(view, ranges, by, filters, on_progress, most)
-            show(
-                rows,
-                ("topic", *(name for name in _GROUPED[by] if rows and name in rows[0]), "messages"),
-                as_data=as_data,
-                nothing="No messages.",
-            )
-            for topic, (values, messages) in others.items():
-                shown = (most or 0) + values
-                say(f"{topic}: {values:,} other {by}s with {count_text(messages, 'message')}. --top {shown} shows all.")
-            return 1 if view.is_incomplete else 0
-        counts = {queue: end - begin for queue, (begin, end) in ranges.items()}
-        if any(filters.values()):
-            total, done = sum(counts.values()), 0
-            for queue, (begin, end) in ranges.items():
-                counts[queue] = _count_matching(view, queue, begin, end, filters)
-                done += end - begin
-                on_progress(done, total)
-        for topic, found in queues.items():
-            readable = [queue for queue in found if queue in counts]
-            row = {"topic": topic, "queues": len(readable), "messages": sum(counts[queue] for queue in readable)}
-            if topics or row["messages"]:
-                rows.append(row)
-    show(rows, ("topic", "queues", "messages"), as_data=as_data, nothing="No messages.")
+    columns = ("queues",) if by is None else tuple(name for name in _GROUPED[by] if rows and name in rows[0])
+    show(rows, ("topic", *columns, "messages"), as_data=as_data, nothing="No messages.")
+    for topic, (values, messages) in others.items():
+        shown = (most or 0) + values
+        say(f"{topic}: {values:,} other {by}s with {count_text(messages, 'message')}. --top {shown} shows all.")
     return 1 if view.is_incomplete else 0
+
+
+def _count_topics(
+    view: StoreView | ClusterView,
+    queues: Mapping[str, Sequence[QueueKey]],
+    ranges: Mapping[QueueKey, tuple[int, int]],
+    filters: Mapping[str, str | None],
+    on_progress: Callable[[int, int], None],
+) -> list[dict[str, Any]]:
+    """Return a row for each topic: the number of its readable queues, and of their messages that match."""
+    counts = {queue: end - begin for queue, (begin, end) in ranges.items()}
+    if any(filters.values()):
+        total, done = sum(counts.values()), 0
+        for queue, (begin, end) in ranges.items():
+            counts[queue] = _count_matching(view, queue, begin, end, filters)
+            done += end - begin
+            on_progress(done, total)
+    rows = []
+    for topic, found in queues.items():
+        readable = [queue for queue in found if queue in counts]
+        rows.append({"topic": topic, "queues": len(readable), "messages": sum(counts[queue] for queue in readable)})
+    return rows
 
 
 def _count_matching(

@@ -38,7 +38,7 @@ _LIST_EXAMPLES = examples(
 )
 _REPUBLISH_EXAMPLES = examples(
     "rmq dlq republish store billing",
-    "rmq dlq republish store billing --topic orders --key order-42 --progress order-42",
+    "rmq dlq republish store billing --topic orders --key o-42 --progress o-42",
     "rmq dlq republish store billing --from now-1d --to-topic orders-again",
     "rmq dlq republish -n ns1:9876 billing",
 )

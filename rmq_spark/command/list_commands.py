@@ -234,7 +234,7 @@ def lag(place: Place, as_data: bool, group: str | None) -> None:
     state: ok
            none     the group has no committed offset in the queue
            expired  retention deleted unread messages
-           ahead    the committed offset is beyond the end of the queue, as after a restore
+           ahead    the committed offset is beyond the end of the queue
            gone     the queue does not exist any more
            away     the broker of the queue does not answer (in a cluster)
 

@@ -41,7 +41,7 @@ _EXAMPLES = examples(
     "rmq send store orders '{\"order\": 42}' --tags paid --key order-42",
     "rmq send store orders 'a reminder' --deliver-at now+1h",
     "tail -f app.log | rmq send store logs --lines",
-    "rmq cat store orders --columns '*' --json | rmq send other orders --from-json -",
+    "rmq cat s1 orders --columns '*' --json | rmq send s2 orders --from-json -",
     "rmq send -n ns1:9876 orders hello --queue broker-a:0",
 )
 

@@ -8,6 +8,7 @@ import sys
 import click
 
 import rmq_spark
+from rmq_spark.command.colours import Meaning, has_colours
 from rmq_spark.command.default_place import StoreCommand
 from rmq_spark.command.parameters import commit_log_path as commit_log_path_option
 from rmq_spark.command.parameters import examples, metrics_option, network_store, store_path
@@ -80,11 +81,20 @@ def _log_to_terminal(level: str, *, as_json: bool, is_stdout: bool) -> None:
     if as_json:
         handler = logging.StreamHandler(sys.stdout if is_stdout else sys.stderr)
         handler.setFormatter(JsonFormatter())
-    elif sys.stderr.isatty():
+    elif has_colours(sys.stderr):
         from rich.console import Console
+        from rich.highlighter import NullHighlighter
         from rich.logging import RichHandler
+        from rich.theme import Theme
 
-        handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%Y-%m-%d %H:%M:%S")
+        levels = {"warning": Meaning.WARNING, "error": Meaning.ERROR, "info": "none", "debug": "none"}
+        theme = Theme({"log.time": "none"} | {f"logging.level.{name}": style for name, style in levels.items()})
+        handler = RichHandler(
+            console=Console(stderr=True, theme=theme),
+            highlighter=NullHighlighter(),
+            show_path=False,
+            log_time_format="%Y-%m-%d %H:%M:%S",
+        )
     else:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(TEXT_FORMAT))

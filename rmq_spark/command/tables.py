@@ -36,7 +36,7 @@ _GAP = 2
 _FOLDED_CHARS = 14  # the minimum width of a folded column
 _BODY_CHARS = 24  # that of a column with bodies
 _ITEM = re.compile(r"\S+\s*|\s+")
-_PART = re.compile(r"[^_,/:@|-]+[_,/:@|-]*|[_,/:@|-]+")  # a part of a name, with what separates it from the next one
+_PART = re.compile(r"[^_,./:@|-]+[_,./:@|-]*|[_,./:@|-]+")  # a part of a name, with what separates it from the next one
 _HEADERS = {"secondsBehind": "behind"}  # where cells have other units than the name of the column
 
 
@@ -113,16 +113,18 @@ class _Table:
         self._styles = {name: [meaning_of(name, row.get(name)) or "" for row in rows] for name in columns}
         # The number of characters of the longest item, with its comma.
         self._items = {
-            name: max(len(item) for text in self._texts[name] for item in text.split(" "))
+            name: max(_cells(item) for text in self._texts[name] for item in text.split(" "))
             for name in columns
             if any(isinstance(value, list | tuple | Mapping) for value in values[name])
         }
         # Times, offsets and ids are useless in pieces.
-        self._unfolded = self._numbers | {name for name in columns if name.endswith(("Timestamp", "Offset", "Id"))}
+        self._unfolded = self._numbers | {
+            name for name in columns if name.endswith(("Timestamp", "Offset", "Id")) or name in ("query", "begun")
+        }
 
     def _width_of(self, name: str, fold: _Fold = _Fold.NOTHING) -> int:
         header = len(_HEADERS.get(name, name))
-        chars = max(header, *map(len, self._texts[name]))
+        chars = max(header, *map(_cells, self._texts[name]))
         if fold is _Fold.NOTHING or name in self._unfolded:
             return chars
         if fold is _Fold.TEXTS:
@@ -169,7 +171,7 @@ class _Table:
 
         def line(texts: Sequence[str]) -> str:
             padded = (
-                text.rjust(chars[name]) if name in self._numbers else text.ljust(chars[name])
+                text.rjust(chars[name]) if name in self._numbers else text + " " * (chars[name] - _cells(text))
                 for name, text in zip(self._texts, texts, strict=True)
             )
             return (" " * _GAP).join(padded).rstrip()
@@ -201,16 +203,26 @@ class _Table:
         from rich.table import Table
         from rich.text import Text
 
+        most = console.width - _GAP - max(len(_HEADERS.get(name, name)) for name in self._texts)
         for at, texts in enumerate(zip(*self._texts.values(), strict=True)):
             grid = Table.grid(padding=(0, _GAP, 0, 0))
             grid.add_column(style="bold", no_wrap=True)
             grid.add_column(overflow="fold")
             for name, text in zip(self._texts, texts, strict=True):
                 if text:
-                    grid.add_row(_HEADERS.get(name, name), Text(text, self._styles[name][at]))
+                    grid.add_row(_HEADERS.get(name, name), Text(_folded(text, most), self._styles[name][at]))
             if at:
                 console.print()
             console.print(grid)
+
+
+def _cells(text: str) -> int:
+    """Return the number of columns that a text takes on a terminal: a Chinese character takes two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # not imported for most output
+
+    return cell_len(text)
 
 
 def _folded(text: str, chars: int) -> str:
@@ -218,17 +230,18 @@ def _folded(text: str, chars: int) -> str:
 
     Every line after the first begins with a space, so that it does not look like another row.
     """
-    if len(text) <= chars:
+    if _cells(text) <= chars:
         return text
     lines = [""]
     for item in _ITEM.findall(text):
-        is_long = len(item.rstrip()) >= chars
+        is_long = _cells(item.rstrip()) >= chars
         if is_long and lines[-1].strip():
             lines.append(" ")
         for part in _PART.findall(item) if is_long else [item]:
-            if lines[-1].strip() and len(lines[-1]) + len(part.rstrip()) > chars:
+            if lines[-1].strip() and _cells(lines[-1]) + _cells(part.rstrip()) > chars:
                 lines.append(" ")
             lines[-1] += part
-            while len(lines[-1].rstrip()) > chars:
-                lines[-1:] = [lines[-1][:chars], " " + lines[-1][chars:]]
+            while _cells(lines[-1].rstrip()) > chars:
+                kept = next(at for at in range(len(lines[-1]), 0, -1) if _cells(lines[-1][:at]) <= chars)
+                lines[-1:] = [lines[-1][:kept], " " + lines[-1][kept:]]
     return "\n".join(map(str.rstrip, lines))

@@ -5,6 +5,7 @@ each interval has one.
 """
 
 import functools
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 _ARROWS = {GROWING: "↑", SHRINKING: "↓", STEADY: "="}
 _STYLES = {GROWING: Meaning.WARNING, SHRINKING: Meaning.GOOD, STEADY: "", None: ""}
 _OTHER_LINES = 7  # of the screen: the time, two heads with a line below, one between the tables, and the last one
-_GAP = 2  # columns between two columns
+_GAP = 3  # columns between two columns
 _LEAST_NAME = 8
 
 
@@ -192,7 +193,9 @@ def watch(
         look_at_groups = Groups(reader, groups, stack.enter_context(NewLines())).look
         list_topics = functools.partial(expand_topics, topics, reader.topics, view.readable) if topics else None
         watching = Watch(view, look_at_groups, list_topics, lambda: time.sleep(interval))
-        with Lines(as_json=as_json) if as_json or not sys.stdout.isatty() else Screen(place, interval) as shown:
+        # On the terminals dumb and unknown rich draws nothing.
+        is_screen = sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        with Lines(as_json=as_json) if as_json or not is_screen else Screen(place, interval) as shown:
             for update in watching.updates(count):
                 shown.show(update)
 

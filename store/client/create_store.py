@@ -7,6 +7,7 @@ from rmq_spark.store.client.producer import Producer
 from rmq_spark.store.disk import files
 from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_writer import WriterSettings
+from rmq_spark.store.names import check_topic_name
 from rmq_spark.store.transaction.sink import RecordBuilderSettings, check_delays, check_opening
 
 
@@ -40,11 +41,14 @@ def create_store(
         allow_network_store=allow_network_store,
         segment_bytes=segment_bytes,
     )
+    names = [topics] if isinstance(topics, str) else list(topics)
+    for topic in names:
+        check_topic_name(topic)
     delays = check_delays(message_delay_level, timer_max_delay_sec, broker_version)
     sizes = FileSizes(segment_bytes=segment_bytes)
     settings = WriterSettings("rmq-spark create", lock_timeout_ms, allow_network_store, commit_log_path, sizes, delays)
     builder = RecordBuilderSettings(commit_log_path, queues, sizes=sizes, delays=delays)
     with Producer(files.store_folder(path), settings, builder, "sync") as producer:
         producer.settle()
-        for topic in [topics] if isinstance(topics, str) else topics:
+        for topic in names:
             producer.create_topic(topic, topics[topic] if isinstance(topics, Mapping) else queues)

@@ -181,15 +181,16 @@ def _stale_finding(context: CheckContext, queue: ConsumeQueue, kind: str, number
     `number` is the number of the first of these entries. `kind` is _EARLY or _GARBAGE.
     """
     path, position = queue.run.path_of(number)
+    entries = "entry" if count == 1 else "entries"
     if kind == _EARLY:
         return Finding(
             severity=Severity.REPAIRABLE,
             area=area_of(queue),
-            what=f"{count} entries before the first message of queue {queue.key} that are neither fill nor expired",
+            what=f"{count} {entries} before the first message of queue {queue.key}, neither fill nor expired",
             path=path,
             position=position,
             expected=f"fill, or a record below physical offset {context.begin}",
-            found=f"{tuple(queue.run.read(number, number + 1)[0])}",
+            found=f"{queue.run.read(number, number + 1)[0].item()}",
             topic=queue.key.topic,
             queue_id=queue.key.queue_id,
             next_step=f"Readers may refuse the queue. {REBUILD_STEP}",
@@ -200,7 +201,7 @@ def _stale_finding(context: CheckContext, queue: ConsumeQueue, kind: str, number
     return Finding(
         severity=Severity.REPAIRABLE if is_serious else Severity.NOTE,
         area=area_of(queue),
-        what=f"{count} entries after the last message of queue {queue.key} that match no record of it",
+        what=f"{count} {entries} after the last message of queue {queue.key}, without a record in the log",
         path=path,
         position=position,
         expected="zeros",

@@ -85,7 +85,7 @@ def rmq(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
 class Terminal:
     """The command on a terminal of its own."""
 
-    def __init__(self, words: tuple[object, ...], columns: int, lines: int) -> None:
+    def __init__(self, words: tuple[object, ...], columns: int, lines: int, kind: str) -> None:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
@@ -95,7 +95,7 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            env={**env, "TERM": "xterm-256color"},
+            env={**env, "TERM": kind},
         )
         os.close(theirs)
         self.raw = ""
@@ -148,11 +148,11 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Callable[..., Terminal]]:
-    """A function that starts the command on a terminal: `columns` wide."""
+    """A function that starts the command on a terminal of a `kind`, `columns` wide."""
     opened: list[Terminal] = []
 
-    def start(*words: object, columns: int = 100, lines: int = 24) -> Terminal:
-        opened.append(Terminal(words, columns, lines))
+    def start(*words: object, columns: int = 100, lines: int = 24, kind: str = "xterm-256color") -> Terminal:
+        opened.append(Terminal(words, columns, lines, kind))
         return opened[-1]
 
     yield start

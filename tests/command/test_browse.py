@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import rmq_spark
 from rmq_spark.command.browse_pages import HEX, JSON, TEXT, Pages, QueueRow, TopicRow, best_form, body_lines
 from rmq_spark.command.place import Place
 from rmq_spark.store.model import QueueKey
@@ -97,6 +98,32 @@ def on_disk(path: Path) -> dict[str, tuple[int, int]]:
 @pytest.fixture
 def place(demo: Path) -> Place:
     return Place(str(demo), None, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [60, 90])
+def test_long_names_are_cut_where_it_is_seen(tmp_path: Path, columns: int) -> None:
+    names = [f"a-topic-{'with-a-name-that-is-longer-than-any-terminal-' * 2}{one}" for one in "ab"]
+    with rmq_spark.open_store(tmp_path / "s") as store:
+        for name in names:
+            store.create_topic(name, 1)
+        store.send(names[0], "x", tags="a-tag-of-many-letters", keys="order-999 customer-49")
+
+    async def act(pilot: Pilot[None]) -> None:
+        first, second = (row[0] for row in rows(pilot))
+        assert (first[:7], first[-1], second[-1]) == ("a-topic", "a", "b")
+        assert "…" in first
+        await press(pilot, "down", "r")
+        screen = pilot.app.screen
+        assert isinstance(screen, Listing)
+        assert screen.table.cursor_row == 1
+        await press(pilot, "up", "enter", "enter")
+        (row,) = rows(pilot)
+        assert row[2] == "a-tag-of-ma…"
+        if columns > 60:
+            assert row[3] == "order-999 custo…"
+
+    drive(Place(str(tmp_path / "s"), None, {}), act, (columns, 24))
 
 
 @pytest.mark.slow

@@ -138,6 +138,11 @@ def test_what_cannot_be_repaired_is_not_called_healthy(rmq: Rmq, torn: Path) -> 
     assert "--cut-log --accept-loss" not in rmq("repair", torn, "--cut-log", "--dry-run").err
 
 
+def test_a_finding_shows_plain_numbers(rmq: Rmq, without_index: Path) -> None:
+    found = [row["found"] for row in rmq("check", without_index, "--json").rows]
+    assert "(9187201950435737471, 2139062143, 9187201950435737471)" in found
+
+
 def test_a_path_without_a_store_is_an_error(rmq: Rmq, tmp_path: Path) -> None:
     for name in ("check", "repair"):
         assert rmq(name, tmp_path / "none").status == 1

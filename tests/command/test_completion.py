@@ -56,6 +56,12 @@ def test_completion_prints_the_script_of_a_shell(rmq: Callable[..., Any], shell:
     assert f"_RMQ_COMPLETE={shell}_complete" in ran.out
 
 
+def test_in_zsh_what_is_before_the_value_of_an_option_stays(rmq: Callable[..., Any]) -> None:
+    script = rmq("completion", "zsh").out
+    assert script.count('compset -P "*="') == 1
+    assert script.count('-U -i "$IPREFIX"') == script.count(" -U ") == 2
+
+
 def proposed(*words: str) -> list[str]:
     """Return the proposals for the last word, in this process."""
     kind = get_completion_class("bash")

@@ -1,7 +1,8 @@
 """`rmq count --by`, and patterns of topics."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,23 @@ def test_count_by_key_shows_the_most_frequent_ones(rmq: Rmq, tmp_path: Path, mon
     assert len(rmq("count", tmp_path / "s", "orders", "--by", "key", "--json").rows) == 151
     assert len(rmq("count", tmp_path / "s", "orders", "--by", "key", "--csv", "--top", 3).out.splitlines()) == 4
     assert "--top requires --by" in rmq("count", tmp_path / "s", "orders", "--top", 3).err
+
+
+@pytest.mark.parametrize("words", [(), ("--by", "tag"), ("--tags", "paid")])
+def test_the_table_is_printed_when_the_progress_bar_is_gone(
+    rmq: Rmq, demo: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def progress(*given: str) -> Iterator[Callable[[int, int], None]]:
+        yield lambda done, total: None
+        events.append("bar is gone")
+
+    monkeypatch.setattr("rmq_spark.command.count.progress", progress)
+    monkeypatch.setattr("rmq_spark.command.count.show", lambda *given, **named: events.append("table"))
+    assert rmq("count", demo, "orders", *words).status == 0
+    assert events == ["bar is gone", "table"]
 
 
 def test_each_key_of_a_message_counts_once(rmq: Rmq, tmp_path: Path) -> None:

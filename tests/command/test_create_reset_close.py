@@ -33,6 +33,13 @@ def test_a_folder_with_something_else_in_it_is_refused(rmq: Rmq, tmp_path: Path)
     assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
 
 
+def test_one_wrong_name_makes_nothing(rmq: Rmq, tmp_path: Path) -> None:
+    ran = rmq("create", tmp_path / "s", "good", "b.d", "also-good")
+    assert ran.status == 1
+    assert "topic 'b.d' is not a topic's name" in ran.err
+    assert not (tmp_path / "s").exists()
+
+
 def test_a_new_store_may_have_levels_of_its_own(rmq: Rmq, tmp_path: Path) -> None:
     ran = rmq("create", tmp_path / "s", "a", "--message-delay-level", "1s 1h", "--broker-version", "4.9")
     assert ran.status == 0

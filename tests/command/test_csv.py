@@ -68,6 +68,16 @@ def test_csv_has_the_fields_and_values_of_json(rmq: Rmq, demo: Path, words: tupl
     assert "\r" not in ran.out
 
 
+@pytest.mark.parametrize("words", [("check",), ("get", "--key", "no-such")])
+def test_csv_of_no_result_is_a_header(rmq: Rmq, store: Path, demo: Path, words: tuple[str, ...]) -> None:
+    head, *rest = rmq(words[0], store, *words[1:], "--csv").out.splitlines()
+    assert rest == []
+    if words[0] == "get":
+        assert head == rmq("get", demo, "--key", "O-1010", "--csv").out.splitlines()[0]
+    else:
+        assert head.startswith("severity,area,what,")
+
+
 def test_csv_of_messages_is_quoted(rmq: Rmq, store: Path) -> None:
     ran = rmq("cat", store, "orders", "--csv", "--columns", "tags,keys,body,properties")
     assert (ran.status, ran.err) == (0, "")

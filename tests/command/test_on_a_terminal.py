@@ -123,6 +123,16 @@ def test_a_narrow_terminal_shows_whole_numbers_and_cuts_no_line(terminal: Start,
             assert re.search(r"^orders +3 +0 +296 +296", started.text, re.MULTILINE), started.text
 
 
+@pytest.mark.slow
+def test_serve_colours_no_times_numbers_and_paths(terminal: Start, store: Path) -> None:
+    started = terminal("serve", store)
+    started.wait_for("delivering")
+    started.type("\x03")
+    assert started.end() == 0
+    assert "rmq: delivering what is due in" in started.text
+    assert not re.findall(r"\x1b\[[0-9;]*[1-9][0-9;]*m", started.raw)
+
+
 def test_ctrl_c_ends_a_cat_that_follows(terminal: Start, demo: Path) -> None:
     started = terminal("cat", demo, "orders", "--follow", "--last", 1)
     started.wait_for("orders/0@288")

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from rmq_spark.command.output import bytes_text, cell
 from rmq_spark.command.tables import print_table
@@ -178,3 +179,18 @@ def test_a_value_on_each_line_leaves_nothing_out(
     lines = on_screen(monkeypatch, 20, spared=("what",))
     assert any(line.startswith("what") for line in lines)
     assert capsys.readouterr().err == ""
+
+
+def test_a_wide_character_takes_two_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = [{"topic": "orders", "tag": "日本語", "messages": 12}, {"topic": "orders", "tag": "paid", "messages": 3}]
+    columns = ("topic", "tag", "messages")
+    print_table(wide, columns)
+    first, second = capsys.readouterr().out.splitlines()[1:]
+    assert (first, second) == ("orders  日本語        12", "orders  paid           3")
+    assert any("日本語" in line for line in print_on_screen(monkeypatch, 60, wide, columns))
+    names = [{"topic": "日本語" * 12, "messages": 1}]
+    lines = print_on_screen(monkeypatch, 40, names, ("topic", "messages"))
+    assert max(map(cell_len, lines)) <= 40
+    assert "".join(lines).count("日") == 12

@@ -282,7 +282,7 @@ def test_a_pipe_gets_a_line_for_each_topic_and_group(rmq: Rmq, demo: Path) -> No
 @pytest.mark.parametrize(("width", "lines"), [(60, 24), (120, 40), (60, 11)])
 def test_a_screen_fits_its_terminal(width: int, lines: int, problem: str | None) -> None:
     topics = [TopicTrend(f"a-topic-with-a-long-name-{n}" * 2, 10**9, 123456.7, 9.9e9) for n in range(30)]
-    groups = [GroupTrend(f"a-group-with-a-long-name-{n}", 10**7, -1234.5, "shrinking", 86400.0) for n in range(30)]
+    groups = [GroupTrend(f"a-group-with-a-long-name-{n}" * 2, 10**7, -1234.5, "shrinking", 93600.0) for n in range(30)]
     console = Console(width=width, record=True, file=io.StringIO())
     update = Update(0, 2.0, topics, groups, problem)
     console.print(draw_update(update, "/a/path/of/some/length/" * 4, 2.0, width, lines))
@@ -291,7 +291,16 @@ def test_a_screen_fits_its_terminal(width: int, lines: int, problem: str | None)
     assert max(map(len, text)) <= width
     assert any("123,456.7" in line for line in text)
     assert any("↓ -1,234.5/s" in line for line in text)
+    assert any(line.rstrip().endswith("1,000,000,000") for line in text)
+    assert any("1 d 2 h" in line for line in text)
     assert "topics and" in text[-1]
+
+
+@pytest.mark.slow
+def test_a_terminal_without_cursor_gets_lines(terminal: Callable[..., Any], demo: Path) -> None:
+    shown = terminal("watch", demo, "orders", "--interval", "0.01", "--count", "1", kind="dumb")
+    assert shown.end() == 0
+    assert "topic orders  0.0 messages/s" in shown.text
 
 
 @pytest.mark.slow

@@ -85,8 +85,8 @@ class TakeOver:
         earlier = frozenset(now_open.owners[: now_open.owners.index(self._session)])
         begun = datetime.fromtimestamp(intent.made_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         _LOG.warning(
-            "rmq: %s was begun by session %s at %s and is not finished. This commit finishes it when its %d sessions "
-            "are not connected to %s any more, and after twice %.1f s (settleTime)",
+            "rmq: %s was begun by session %s at %s and is not finished. This commit finishes it when none of its "
+            "sessions (%d) is connected to %s any more, and after twice %.1f s (settleTime)",
             intent.key, intent.session, begun, len(earlier), ", ".join(brokers), place.terms.settle_ms / 1000,
         )  # fmt: skip
         view = self._await_ends(view, intent, earlier, brokers)

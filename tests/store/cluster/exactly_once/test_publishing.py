@@ -200,7 +200,7 @@ def test_refused_queue_is_stuck_and_does_not_stop_the_others(
         "batch 7 of query query was begun and cannot be finished, because of queue orders/broker-a:1"
     )
     assert "4 of its rows are written, 4 are missing" in text
-    assert "rmq intents skip" in text
+    assert text.endswith("give the missing rows up: rmq intents skip ID --yes 4.")
 
 
 UNKNOWN = {
