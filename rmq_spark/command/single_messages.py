@@ -12,8 +12,6 @@ from rmq_spark.command.output import print_data, printable, rows_of, say, waitin
 from rmq_spark.command.parameters import examples
 from rmq_spark.command.place import Place, PlaceCommand, QueueName, QueueParameter, reads_place
 from rmq_spark.command.queue_views import expand_topics, open_view
-from rmq_spark.store.backend import COLUMNS
-from rmq_spark.store.format.columns import COLUMNS as RECORD_COLUMNS
 
 NOT_FOUND = 3
 _EXAMPLES = examples(
@@ -82,8 +80,7 @@ def get(
         for position in positions:
             _report_wrong_crc(store, *position)
     if as_data:
-        columns = () if found else tuple(COLUMNS if place.is_cluster else RECORD_COLUMNS)
-        print_data((row for one in found for row in rows_of(one.to_arrow())), columns)
+        print_data(row for one in found for row in rows_of(one.to_arrow()))
     elif found:
         texts = (repr(one).replace("\t", "    ").split("\n") for one in found)
         click.echo("\n\n".join("\n".join(map(printable, lines)) for lines in texts))

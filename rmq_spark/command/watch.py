@@ -5,7 +5,6 @@ each interval has one.
 """
 
 import functools
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -131,6 +130,13 @@ class Watch:
             return []
 
 
+def _is_screen() -> bool:
+    """Return whether stdout is a terminal on which rich draws: on a dumb one it draws nothing."""
+    from rich.console import Console
+
+    return sys.stdout.isatty() and not Console().is_dumb_terminal
+
+
 def _now_ms() -> int:
     return Moment().convert("now", None, None)
 
@@ -193,9 +199,7 @@ def watch(
         look_at_groups = Groups(reader, groups, stack.enter_context(NewLines())).look
         list_topics = functools.partial(expand_topics, topics, reader.topics, view.readable) if topics else None
         watching = Watch(view, look_at_groups, list_topics, lambda: time.sleep(interval))
-        # On the terminals dumb and unknown rich draws nothing.
-        is_screen = sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-        with Lines(as_json=as_json) if as_json or not is_screen else Screen(place, interval) as shown:
+        with Screen(place, interval) if not as_json and _is_screen() else Lines(as_json=as_json) as shown:
             for update in watching.updates(count):
                 shown.show(update)
 
