@@ -148,6 +148,14 @@ def unknown_arguments(call: str, unknown: Iterable[str], known: Iterable[str]) -
     return OptionError(f"{f'{call}: ' if call else ''}unknown argument {', '.join(unknown)}. {hint}")
 
 
+def refuse_unknown(call: str, method: Callable[..., object], given: Iterable[str]) -> None:
+    """Raise OptionError with a hint if one of the `given` names is not a parameter of a method."""
+    parameters = inspect.signature(method).parameters
+    unknown = sorted(set(given) - parameters.keys())
+    if unknown and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        raise unknown_arguments(call, unknown, [name for name in parameters if name != "self"]) from None
+
+
 def refuse_unknown_arguments(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
     """Return a public function, which now raises OptionError with a hint for a keyword argument that it does not have.
 

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
+from rmq_spark.store.argument_checks import refuse_unknown
 from rmq_spark.store.errors import StoreError
 
 _Given = ParamSpec("_Given")
@@ -49,7 +50,8 @@ def synchronized(
 ) -> Callable[Concatenate[_Self, _Given], _Returned]:
     """Make a method wait until no other thread runs a synchronized method of the same object.
 
-    The method raises StoreError if its own thread is already inside such a method.
+    The method raises StoreError if its own thread is already inside such a method, and OptionError with a hint for a
+    keyword argument that it does not have.
     """
 
     @functools.wraps(method)
@@ -64,6 +66,9 @@ def synchronized(
             with self._inside:
                 try:
                     return method(self, *args, **kwargs)
+                except TypeError:
+                    refuse_unknown(f"{type(self).__name__}.{method.__name__}", method, kwargs)
+                    raise
                 finally:
                     self._release_locks()
 

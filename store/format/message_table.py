@@ -38,6 +38,7 @@ _KEYS_AS_LISTS = pa.list_(pa.string())  # the encoder joins the keys of a list a
 _SCHEMA = pa.schema(list(MESSAGE_TYPES.items()))
 _SCHEMA_WITH_KEYS_AS_LISTS = pa.schema(list({**MESSAGE_TYPES, "keys": _KEYS_AS_LISTS}.items()))
 _INTEGER_FIELDS = ("queueId", "flag", "delayLevel")
+_SHOWN_CHARS = 80  # of a wrong value in an error
 _TYPES_ARE = f"Types are: {', '.join(f'{name} {kind}' for name, kind in MESSAGE_TYPES.items())}."
 _CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)  # ValueError: a text is not UTF-8
 
@@ -82,20 +83,28 @@ def message_of(row: dict[str, Any]) -> pa.RecordBatch:
                 raise ValueError(f"{name}: {row[name]!r} is not an integer")
         return pa.RecordBatch.from_pylist([row], schema=schema)
     except _CONVERSION_ERRORS as error:
-        raise OptionError(
-            f"invalid message: {_wrong_field(row, schema)}{str(error).removesuffix('.')}. {_TYPES_ARE} Nothing was "
-            "appended."
-        ) from None
+        wrong = _describe_wrong(row, schema, str(error).removesuffix("."))
+        raise OptionError(f"invalid message: {wrong} {_TYPES_ARE} Nothing was appended.") from None
 
 
-def _wrong_field(row: Mapping[str, Any], schema: pa.Schema) -> str:
-    """Return the name of the first field that cannot be converted, followed by ": "; "" if each one can be."""
+def _describe_wrong(row: Mapping[str, Any], schema: pa.Schema, error: str) -> str:
+    """Return what is wrong with the first field that cannot be converted, and `error` if each one can be."""
     for column in schema:
+        value = row[column.name]
         try:
-            pa.array([row[column.name]], column.type)
+            pa.array([value], column.type)
         except _CONVERSION_ERRORS:
-            return f"{column.name}: "
-    return ""
+            is_text, is_bytes = pa.types.is_string(column.type), pa.types.is_binary(column.type)
+            if isinstance(value, str) or not (is_text or is_bytes):
+                return f"{column.name}: {error}."
+            shown = repr(value) if len(repr(value)) <= _SHOWN_CHARS else f"{repr(value)[:_SHOWN_CHARS]}…"
+            remedy = ""
+            if is_text and isinstance(value, list | tuple | set):
+                remedy = " A message has one: send one message for each."
+            elif is_bytes and isinstance(value, dict | list):
+                remedy = " Make text of it: json.dumps(…)."
+            return f"{column.name}: found {shown}; expected {'text' if is_text else 'bytes or text'}.{remedy}"
+    return f"{error}."
 
 
 def messages_of(given: object, topic: str | None, *, has_brokers: bool = False) -> pa.Table:

@@ -353,12 +353,13 @@ def _hint(root: str, entries: dict[str, bool]) -> str:
         return f"{nested} is one: use that path."
     if any(not is_folder and len(name) == 20 and name.isdigit() for name, is_folder in entries.items()):
         return "It contains segments itself: use its parent folder."
+    give = "Give the folder that a broker calls storePathRootDir."
     if not entries:
-        return "It is empty."
+        return f"It is empty. {give}"
     contents = f"It contains: {', '.join(sorted(entries)[:8])}."
     if entries.get(filenames.CONSUME_QUEUE):
         return f"{contents} If its log is in another folder (a broker's storePathCommitLog), set commitLogPath to it."
-    return contents
+    return f"{contents} {give}"
 
 
 def side_path(root: str, *parts: str) -> str:

@@ -207,6 +207,12 @@ def test_parse_options_refuses_contradictions_with_both_sides(given, parts) -> N
         assert part in message
 
 
+def test_parse_options_refuses_a_pattern_as_a_name_with_the_option_for_it() -> None:
+    message = refusal({"path": "/x", "subscribe": "payments,ord*"})
+    assert 'subscribe="payments,ord*"' in message
+    assert "For a pattern give subscribePattern instead of subscribe" in message
+
+
 def test_parse_options_accepts_options_that_only_seem_to_contradict() -> None:
     parse(startingOffsets="earliest", startingTimestamp='{"orders": "-1m"}')
     parse(startingOffsets='{"orders": {"0": 9}}', endingOffsets='{"orders": {"0": 9, "1": -1}}')

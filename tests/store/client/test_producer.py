@@ -106,6 +106,24 @@ def test_an_argument_of_another_type_is_no_message(store: Producer, arguments: A
     assert store.topics() == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"tags": ["a", "b"]}, "tags: found ['a', 'b']; expected text. A message has one: send one message for each."),
+        ({"tags": 5}, "tags: found 5; expected text. Types are: "),
+        ({"body": {"n": 1}}, "body: found {'n': 1}; expected bytes or text. Make text of it: json.dumps(…)."),
+        ({"body": list(range(99))}, "21, 2…; expected bytes or text."),
+        ({"body": bytearray(b"x"), "flag": 1 << 40}, "invalid message: flag: "),
+        ({"tag": "a"}, "Producer.send: unknown argument tag. Did you mean tags?"),
+    ],
+)
+def test_a_wrong_argument_is_shown_with_what_helps(store: Producer, arguments: Any, text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        store.send(**({"topic": "T", "body": "a"} | arguments))
+    assert text in str(caught.value)
+    assert store.topics() == []
+
+
 def test_keys_may_be_a_list(store: Producer) -> None:
     sent = store.send("T", "a", keys=["k", "l"])
     with open_reader(store.path) as reader:

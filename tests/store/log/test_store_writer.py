@@ -256,7 +256,7 @@ def test_store_writer_refuses_settings_of_another_version(tmp_path: Path) -> Non
 def test_store_writer_refuses_a_folder_that_is_not_a_store(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "todo.txt").write_text("milk")
-    with pytest.raises(StorePathError, match="is not a RocketMQ store"):
+    with pytest.raises(StorePathError, match=r"is not a RocketMQ store.* It contains: todo.txt. Give the folder that"):
         writer(tmp_path / "notes")
     with pytest.raises(StorePathError, match="is a file"):
         writer(tmp_path / "notes" / "todo.txt")
