@@ -225,7 +225,7 @@ def parse_topic(text: str) -> str:
 def parse_topics(text: str) -> tuple[str, ...]:
     """Parse topic names that are separated by commas. All must be legal, so none may be a pattern."""
     names = parse_names(text)
-    if any(character in name for name in names for character in "*?[]()^$"):
+    if any(character in name for name in names for character in "*+?[](){}^$\\"):
         raise InvalidValueError(
             "found a pattern; expected names of topics. For a pattern give subscribePattern instead of subscribe: a "
             "regular expression, such as orders.*, which a whole name must match."

@@ -56,7 +56,7 @@ class _Zsh(ZshComplete):
 
     source_template = (
         ZshComplete.source_template.replace(
-            "    for type key", '    [[ ${words[CURRENT]} == --*=* ]] && compset -P "*="\n    for type key'
+            "    for type key", '    [[ ${words[CURRENT]} == --*=* ]] && compset -P 1 "*="\n    for type key'
         )
         .replace("compadd -U", 'compadd -U -i "$IPREFIX"')
         .replace("completions_with_descriptions -U", 'completions_with_descriptions -U -i "$IPREFIX"')

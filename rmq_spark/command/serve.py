@@ -87,11 +87,18 @@ def _log_to_terminal(level: str, *, as_json: bool, is_stdout: bool) -> None:
         from rich.logging import RichHandler
         from rich.theme import Theme
 
-        levels = {"warning": Meaning.WARNING, "error": Meaning.ERROR, "info": "none", "debug": "none"}
+        levels = {
+            "critical": Meaning.ERROR,
+            "error": Meaning.ERROR,
+            "warning": Meaning.WARNING,
+            "info": "none",
+            "debug": "none",
+        }
         theme = Theme({"log.time": "none"} | {f"logging.level.{name}": style for name, style in levels.items()})
         handler = RichHandler(
             console=Console(stderr=True, theme=theme),
             highlighter=NullHighlighter(),
+            keywords=[],
             show_path=False,
             log_time_format="%Y-%m-%d %H:%M:%S",
         )

@@ -228,8 +228,10 @@ def _cells(text: str) -> int:
 def _folded(text: str, chars: int) -> str:
     """Return a text in lines of at most `chars` characters, if possible without a break inside an item or a word.
 
-    Every line after the first begins with a space, so that it does not look like another row.
+    Every line after the first begins with a space, so that it does not look like another row. A line has room for that
+    and for one wide character at least.
     """
+    chars = max(chars, 3)
     if _cells(text) <= chars:
         return text
     lines = [""]

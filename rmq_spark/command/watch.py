@@ -189,7 +189,8 @@ def watch(
     While the cluster does not answer, or a TOPIC does not exist any more, the reason is shown. The next rates are then
     those since the last answer.
 
-    --json prints one object per interval. In a pipe each topic and each group has a line per interval.
+    --json prints one object per interval. In a pipe, or with TERM=dumb, each topic and each group has a line per
+    interval.
     """
     with place.open() as reader, ExitStack() as stack:
         view = open_view(place, reader)
@@ -232,7 +233,7 @@ class Groups:
 
 
 class Lines(AbstractContextManager["Lines"]):
-    """Updates as lines: JSON, or text for a pipe."""
+    """Updates as lines: JSON, or text for a pipe and a dumb terminal."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json

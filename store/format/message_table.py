@@ -95,15 +95,17 @@ def _describe_wrong(row: Mapping[str, Any], schema: pa.Schema, error: str) -> st
             pa.array([value], column.type)
         except _CONVERSION_ERRORS:
             is_text, is_bytes = pa.types.is_string(column.type), pa.types.is_binary(column.type)
-            if isinstance(value, str) or not (is_text or is_bytes):
+            if isinstance(value, str | bytes) or not (is_text or is_bytes):
                 return f"{column.name}: {error}."
             shown = repr(value) if len(repr(value)) <= _SHOWN_CHARS else f"{repr(value)[:_SHOWN_CHARS]}…"
-            remedy = ""
-            if is_text and isinstance(value, list | tuple | set):
+            expected, remedy = "text" if is_text else "bytes or text", ""
+            if column.name == "keys":
+                expected = "text or a list of texts"
+            elif is_text and isinstance(value, list | tuple | set):
                 remedy = " A message has one: send one message for each."
             elif is_bytes and isinstance(value, dict | list):
                 remedy = " Make text of it: json.dumps(…)."
-            return f"{column.name}: found {shown}; expected {'text' if is_text else 'bytes or text'}.{remedy}"
+            return f"{column.name}: found {shown}; expected {expected}.{remedy}"
     return f"{error}."
 
 

@@ -201,7 +201,7 @@ def _stale_finding(context: CheckContext, queue: ConsumeQueue, kind: str, number
     return Finding(
         severity=Severity.REPAIRABLE if is_serious else Severity.NOTE,
         area=area_of(queue),
-        what=f"{count} {entries} after the last message of queue {queue.key}, without a record in the log",
+        what=f"{count} {entries} after the last message of queue {queue.key}, of none of its messages",
         path=path,
         position=position,
         expected="zeros",

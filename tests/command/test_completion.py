@@ -58,7 +58,7 @@ def test_completion_prints_the_script_of_a_shell(rmq: Callable[..., Any], shell:
 
 def test_in_zsh_what_is_before_the_value_of_an_option_stays(rmq: Callable[..., Any]) -> None:
     script = rmq("completion", "zsh").out
-    assert script.count('compset -P "*="') == 1
+    assert script.count('compset -P 1 "*="') == 1
     assert script.count('-U -i "$IPREFIX"') == script.count(" -U ") == 2
 
 

@@ -194,3 +194,10 @@ def test_a_wide_character_takes_two_columns(
     lines = print_on_screen(monkeypatch, 40, names, ("topic", "messages"))
     assert max(map(cell_len, lines)) <= 40
     assert "".join(lines).count("日") == 12
+
+
+def test_a_very_narrow_terminal_shows_all_for_which_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = [{"topic": "日本語 orders", "storeTimestamp": "2026-11-21"}]
+    for width in range(14, 21):  # the longer name has 14 columns
+        text = "".join(print_on_screen(monkeypatch, width, row, ("topic", "storeTimestamp")))
+        assert [one for one in text if one in "日本語"] == (list("日本語") if width >= 18 else [])

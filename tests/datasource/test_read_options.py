@@ -210,6 +210,7 @@ def test_parse_options_refuses_contradictions_with_both_sides(given, parts) -> N
 def test_parse_options_refuses_a_pattern_as_a_name_with_the_option_for_it() -> None:
     message = refusal({"path": "/x", "subscribe": "payments,ord*"})
     assert 'subscribe="payments,ord*"' in message
+    assert "found a pattern" in refusal({"path": "/x", "subscribe": r"orders-\d+"})
     assert "For a pattern give subscribePattern instead of subscribe" in message
 
 

@@ -111,6 +111,8 @@ def test_an_argument_of_another_type_is_no_message(store: Producer, arguments: A
     [
         ({"tags": ["a", "b"]}, "tags: found ['a', 'b']; expected text. A message has one: send one message for each."),
         ({"tags": 5}, "tags: found 5; expected text. Types are: "),
+        ({"tags": b"\xff"}, "with type bytes: was not a utf8 string. Types are: "),
+        ({"keys": {"a"}}, "keys: found {'a'}; expected text or a list of texts. Types are: "),
         ({"body": {"n": 1}}, "body: found {'n': 1}; expected bytes or text. Make text of it: json.dumps(…)."),
         ({"body": list(range(99))}, "21, 2…; expected bytes or text."),
         ({"body": bytearray(b"x"), "flag": 1 << 40}, "invalid message: flag: "),

@@ -202,7 +202,8 @@ def test_finish_of_a_batch_that_is_stuck_names_the_missing_rows(cluster: Running
     begin(cluster, CommitKey(Q, 0), ROWS)
     refuse_sends_to(cluster, B)
     with pytest.raises(
-        IntentStuckError, match=r"a planted fault.*[^.]\. 2 of its rows are written, 2 are missing\. .*intents skip\.$"
+        IntentStuckError,
+        match=r"a planted fault.*[^.]\. 2 of its rows are written, 2 are missing\. .*intents skip ID --yes 2\.$",
     ):
         finish(cluster, Q)
     assert len(open_intents(cluster)) == 1
