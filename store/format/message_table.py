@@ -97,7 +97,9 @@ def _describe_wrong(row: Mapping[str, Any], schema: pa.Schema, error: str) -> st
             is_text, is_bytes = pa.types.is_string(column.type), pa.types.is_binary(column.type)
             if isinstance(value, str | bytes) or not (is_text or is_bytes):
                 return f"{column.name}: {error}."
-            shown = repr(value) if len(repr(value)) <= _SHOWN_CHARS else f"{repr(value)[:_SHOWN_CHARS]}…"
+            shown = repr(value)
+            if len(shown) > _SHOWN_CHARS:
+                shown = f"{shown[:_SHOWN_CHARS]}…"
             expected, remedy = "text" if is_text else "bytes or text", ""
             if column.name == "keys":
                 expected = "text or a list of texts"
